@@ -1,0 +1,233 @@
+"""The command line: verbs only. Each is one function that a notebook can call too; its typed signature is the verb's
+options and its docstring the help. Nothing heavy is imported before a verb is chosen.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from logpast.errors import UserError
+from logpast.version import __version__
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+
+class Verb(NamedTuple):
+    module: str
+    function: str
+    about: str
+    positional: str | None = None
+
+
+VERBS = {
+    "data prepare": Verb("logpast.data.tokens", "prepare", "turn text into a token store", "sources"),
+    "train": Verb("logpast.training.loop", "train", "train a model from a recipe"),
+    "eval": Verb("logpast.experiments.evaluation", "evaluate", "score a model on a text: perplexity, bits per byte"),
+    "generate": Verb("logpast.generation", "generate", "write on from a prompt"),
+    "filters": Verb("logpast.experiments.figures", "draw_filters", "draw the filters (the paper's Figures 1 and A1)"),
+}
+
+OVERVIEW = """logpast {version}: a long past for transformers at the price of a short window
+
+usage: logpast VERB [options]        logpast VERB --help tells more
+
+{verbs}
+
+From a text to a model that goes on writing it:
+
+  logpast data prepare mybooks/ --out data/mine --tokenizer bpe-4096
+  logpast train --config recipes/small-cpu.yaml --data.train data/mine --run runs/mine
+  logpast eval --checkpoint runs/mine --data unseen.txt
+  logpast generate --checkpoint runs/mine --prompt "Once upon a time"
+"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one verb. Exit code 2 is a mistake in what was asked for, told in one line; 130 is Ctrl-C."""
+    try:
+        code = run(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        print(f"logpast: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("logpast: interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        print(f"logpast: {error.filename or 'writing'}: {error.strerror}; nothing was overwritten", file=sys.stderr)
+        code = 2
+    sys.exit(code)
+
+
+def run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        width = max(map(len, VERBS))
+        print(OVERVIEW.format(version=__version__, verbs="\n".join(f"  {n:{width}}  {v.about}" for n, v in VERBS.items())))
+        return 0
+    if argv[0] == "--version":
+        print(__version__)
+        return 0
+    name = " ".join(argv[:2]) if argv[0] == "data" else argv[0]
+    if name not in VERBS:
+        raise UserError(f"unknown verb {name!r}; {_nearest(name, list(VERBS))}")
+    verb, rest = VERBS[name], [_underscored(word) for word in argv[len(name.split()) :]]
+    function = getattr(importlib.import_module(verb.module), verb.function)
+    if name == "train":
+        function(_train_config(function, rest))
+    else:
+        parser = _parser(name, function)
+        if verb.positional:
+            parser.add_argument(verb.positional, nargs="+", type=str, metavar="SOURCE", help=_help_of(function, verb.positional))
+        parser.add_function_arguments(function, skip={verb.positional} if verb.positional else set(), fail_untyped=True)
+        function(**_parse(parser, rest))
+    return 0
+
+
+def _parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
+    import argparse
+    import inspect
+
+    import jsonargparse
+
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    text = inspect.cleandoc(function.__doc__ or "")
+    about = text.partition("\n\nArgs:")[0].partition("\n\nReturns:")[0]
+
+    class AsWritten(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
+        """Keeps the line breaks of the docstring, so that its examples can be copied."""
+
+    return jsonargparse.ArgumentParser(
+        prog=f"logpast {name}", description=about, formatter_class=AsWritten, exit_on_error=False
+    )
+
+
+def _parse(parser: ArgumentParser, argv: list[str]) -> dict[str, Any]:
+    """Options as plain values; a mistake becomes one line, with the nearest name for an unknown option."""
+    from argparse import ArgumentError
+
+    for group in parser._action_groups:  # the docstring's first line, which the description has already
+        if group.title not in ("positional arguments", "options"):
+            group.title = "settings"
+    known = [option for action in parser._actions for option in action.option_strings]
+    for word in argv:
+        option = word.partition("=")[0].removesuffix("+")
+        if option.startswith("--") and option not in known:
+            raise UserError(f"unknown option {option}; {_nearest(option, known)}")
+    try:
+        values = parser.parse_args(argv).as_dict()
+    except ArgumentError as error:
+        raise UserError(_one_line(error, parser.prog)) from None
+    values.pop("config", None)
+    return values  # type: ignore[no-any-return]
+
+
+def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
+    """`train`'s options: those of a run, and those of the one system that recipe or command line names."""
+    from logpast.models import SYSTEMS
+    from logpast.training.config import TrainConfig
+
+    system, recipes, rest = None, [], []
+    words = iter(argv)
+    for word in words:
+        option, given, value = word.partition("=")
+        if option in ("--model", "--model.system", "--config"):
+            value = value if given else next(words, "")
+            if option == "--config":
+                recipes.append((value, _read_recipe(value)))
+            else:
+                system = value
+        else:
+            rest.append(word)
+    named = [recipe["model"]["system"] for _, recipe in recipes if "system" in (recipe.get("model") or {})]
+    system = system or (named[-1] if named else "log_memory")
+    if system not in SYSTEMS:
+        raise UserError(f"unknown model {system!r}; {_nearest(system, list(SYSTEMS))}")
+
+    parser = _parser("train", function)
+    parser.add_argument("--config", action="config", help="a recipe (YAML); options after it override it")
+    parser.add_argument("--model.system", default=system, type=str, help=f"--model NAME for short: {', '.join(SYSTEMS)}")
+    parser.add_class_arguments(TrainConfig, skip={"model"}, fail_untyped=True)
+    parser.add_class_arguments(SYSTEMS[system].Config, "model", fail_untyped=True)
+    import yaml
+
+    for file, recipe in recipes[::-1]:
+        _fit_to_system(recipe, system, SYSTEMS)
+        known = [action.dest for action in parser._actions]
+        for key in _flat(recipe):
+            if key not in known:
+                raise UserError(f"{file}: unknown key {key!r}; {_nearest(key, known)}")
+        rest = ["--config", yaml.safe_dump(recipe), *rest]
+    values = _parse(parser, rest)
+    values["model"]["system"] = system
+    return TrainConfig.from_dict(values)
+
+
+def _fit_to_system(recipe: dict[str, Any], system: str, systems: dict[str, Any]) -> None:
+    """A recipe's model settings that only other systems have do not apply to the system chosen."""
+    from dataclasses import fields
+
+    model = recipe.get("model") or {}
+    ours = {f.name for f in fields(systems[system].Config)}
+    others = {f.name for other in systems.values() for f in fields(other.Config)} - ours
+    recipe["model"] = {name: value for name, value in model.items() if name not in others and name != "system"}
+
+
+def _read_recipe(file: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        with open(file, encoding="utf-8") as stream:
+            recipe = yaml.safe_load(stream)
+    except OSError as error:
+        raise UserError(f"cannot read the recipe {file!r}: {error.strerror}; see the folder recipes/") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(recipe, dict):
+        raise UserError(f"{file} is not a recipe: it should hold keys such as run, model and data")
+    return recipe
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name, value in values.items():
+        keys += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}"]
+    return keys
+
+
+def _help_of(function: Callable[..., Any], parameter: str) -> str:
+    from docstring_parser import parse
+
+    parameters = {p.arg_name: p.description or "" for p in parse(function.__doc__ or "").params}
+    return " ".join(parameters[parameter].split())
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+
+
+def _underscored(word: str) -> str:
+    """--batch-size is --batch_size."""
+    if not word.startswith("--"):
+        return word
+    option, given, value = word.partition("=")
+    return "--" + option[2:].replace("-", "_") + given + value
+
+
+def _one_line(error: Exception, program: str) -> str:
+    text = " ".join(str(error).split())
+    if wrong := re.search(r'Parser key "([^"]+)".*Given value: (.*)', text):
+        text = f"--{wrong[1]} cannot be {wrong[2]!r}"
+    return f"{text}; see {program} --help"

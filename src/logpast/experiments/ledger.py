@@ -1,0 +1,74 @@
+"""The ledger: one JSON line per scored run in results/*.jsonl. Every figure we publish comes from such a line."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from logpast.data import TokenStore
+from logpast.environment import revision
+from logpast.errors import UserError
+from logpast.training.checkpoint import Checkpoint
+from logpast.training.config import recipe
+from logpast.version import __version__
+
+
+def row(checkpoint: Checkpoint, store: TokenStore, scores: dict[str, Any]) -> dict[str, Any]:
+    """Everything needed to know what a score is of, and to get it again."""
+    state = checkpoint.state
+    how = recipe(checkpoint.config)
+    return {
+        "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "logpast": __version__,
+        "scored_at_revision": revision(),
+        "trained_at_revision": state["revision"],
+        "run": checkpoint.config.run.name,
+        "recipe": how,
+        "recipe_hash": hash_of(how),
+        "seed": checkpoint.config.seed,
+        "step": checkpoint.step,
+        "parameters": state["parameters"],
+        "train_tokens": state["tokens"],
+        "train_seconds": state["seconds"],
+        "train_data": state["data"],
+        "hardware": state["hardware"],
+        "test_data": store.identity,
+        "scores": {name: value for name, value in scores.items() if name != "checkpoint"},
+    }
+
+
+def append(path: Path, entry: dict[str, Any]) -> None:
+    """Add one line, whole or not at all, however many processes write to the same file."""
+    line = json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        end = os.lseek(handle, 0, os.SEEK_END)
+        if end and os.pread(handle, 1, end - 1) != b"\n":
+            raise UserError(f"{path} does not end with a line break: its last row is damaged; mend the file first")
+        try:
+            written = os.write(handle, line.encode())
+            if written != len(line.encode()):
+                raise OSError("the disk is full")
+            os.fsync(handle)
+        except OSError as error:
+            os.ftruncate(handle, end)
+            raise UserError(f"could not add a row to {path}: {error}; it is as it was before") from error
+    finally:
+        os.close(handle)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All rows of a ledger."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def hash_of(value: Any) -> str:
+    """A short name for a recipe: equal recipes have equal hashes, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

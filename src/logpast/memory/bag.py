@@ -1,0 +1,100 @@
+"""The fast path from token ids: add up the weights of each distinct token first, then touch the table once for it.
+
+A history of 8,192 tokens holds about 2,000 distinct ones. A slot is a weighted bag of words: with the weights of
+equal tokens summed into a bag (L, U), the slots are one product with the U rows of the table that occur.
+The operator is opaque to torch.compile (the number of distinct tokens is data) and keeps only the ids for the
+backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from logpast.memory.naive import accumulation_dtype
+
+ROWS_BUDGET = 2**21  # elements of embedding rows in flight: histories of a batch are taken in pieces of this size
+
+
+def entries(filters: Tensor, tolerance: float) -> Tensor:
+    """(2, n): row and column of each weight of the time-ordered bank that is not negligible within its filter."""
+    return (filters > tolerance * filters.amax(dim=1, keepdim=True)).nonzero().T.contiguous()
+
+
+def compress_ids(filters: Tensor, ids: Tensor, table: Tensor, kept: Tensor) -> Tensor:
+    """As `naive.compress_ids`, from the weights `kept` by `entries` alone."""
+    return torch.ops.logpast.bag(filters.to(accumulation_dtype(table.dtype)), ids, table, kept)  # type: ignore[no-any-return]
+
+
+@torch.library.custom_op("logpast::bag", mutates_args=())
+def _forward(filters: Tensor, ids: Tensor, table: Tensor, kept: Tensor) -> Tensor:
+    slots = table.new_empty(ids.shape[0], filters.shape[0], table.shape[1])
+    for part, out in _pieces(ids, slots):
+        distinct, bag = _bag(filters, part, table.shape[0], kept)
+        out.copy_(torch.bmm(bag, table[distinct].to(filters.dtype)))
+    return slots
+
+
+@torch.library.custom_op("logpast::bag_backward", mutates_args=())
+def _backward(filters: Tensor, ids: Tensor, grad: Tensor, kept: Tensor, vocabulary: int) -> Tensor:
+    total = filters.new_zeros(vocabulary, grad.shape[2])
+    for part, slots in _pieces(ids, grad):
+        distinct, bag = _bag(filters, part, vocabulary, kept)
+        rows = torch.bmm(bag.mT, slots.to(filters.dtype))
+        total.index_add_(0, distinct.flatten(), rows.flatten(0, 1))
+    return total.to(grad.dtype)
+
+
+def _pieces(ids: Tensor, slots: Tensor) -> list[tuple[Tensor, Tensor]]:
+    size = max(1, ROWS_BUDGET // max(1, ids.shape[1] * slots.shape[2])) if ids.device.type == "cpu" else len(ids)
+    return list(zip(ids.split(size), slots.split(size), strict=True)) if ids.numel() or len(ids) else []
+
+
+def _bag(filters: Tensor, ids: Tensor, vocabulary: int, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct tokens (R, U) of each history, padded with token 0 at no weight, and their bags (R, L, U)."""
+    histories, length = ids.shape
+    missing = filters.shape[1] - length
+    if missing:
+        kept = kept[:, kept[1] >= missing]
+    slot, column = kept[0], kept[1] - missing
+    owner = torch.arange(histories, device=ids.device)
+    keys, rank = torch.unique(ids.clamp(min=0) + (owner * vocabulary).unsqueeze(1), return_inverse=True)
+    first = torch.searchsorted(keys, owner * vocabulary)
+    rank = rank - first.unsqueeze(1)  # (R, T): which of its history's distinct tokens each token is
+    widest = int(rank.max()) + 1 if rank.numel() else 0
+
+    distinct = ids.new_zeros(histories, widest)
+    key_owner = keys // vocabulary
+    distinct[key_owner, torch.arange(len(keys), device=ids.device) - first[key_owner]] = keys % vocabulary
+
+    weight = filters[kept[0], kept[1]] * (ids >= 0)[:, column]
+    place = (owner.unsqueeze(1) * filters.shape[0] + slot) * widest + rank[:, column]
+    bag = filters.new_zeros(histories * filters.shape[0] * widest)
+    bag.index_add_(0, place.flatten(), weight.flatten())
+    return distinct, bag.view(histories, filters.shape[0], widest)
+
+
+@_forward.register_fake
+def _(filters: Tensor, ids: Tensor, table: Tensor, kept: Tensor) -> Tensor:
+    return table.new_empty(ids.shape[0], filters.shape[0], table.shape[1])
+
+
+@_backward.register_fake
+def _(filters: Tensor, ids: Tensor, grad: Tensor, kept: Tensor, vocabulary: int) -> Tensor:
+    return grad.new_empty(vocabulary, grad.shape[2])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
+    filters, ids, table, kept = inputs
+    ctx.save_for_backward(filters, ids, kept)
+    ctx.vocabulary = table.shape[0]
+
+
+def _chain(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, None]:
+    filters, ids, kept = ctx.saved_tensors
+    return None, None, torch.ops.logpast.bag_backward(filters, ids, grad, kept, ctx.vocabulary), None
+
+
+_forward.register_autograd(_chain, setup_context=_keep)

@@ -1,0 +1,41 @@
+"""The memory as the paper writes it: the definition that every other path is tested against.
+
+All paths share one picture. `filters` is the (L, M) bank laid out in the order of time: the oldest slot is row 0
+and the last column is lag 1, so that a history, which also runs forward in time, meets it column by column.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Sums run in float64 for float64 and in float32 for everything narrower, whatever the path."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def embed(table: Tensor, ids: Tensor) -> Tensor:
+    """Rows of the table (V, d) for ids of any shape; a negative id means "no token here" and gives a zero vector."""
+    return embedding(ids.clamp(min=0), table) * (ids >= 0).unsqueeze(-1)
+
+
+def compress(filters: Tensor, history: Tensor) -> Tensor:
+    """Slot τ* is Σ_t Φ(t, τ*) · e(p − t), the embeddings before position p, each weighted by its lag t.
+
+    Args:
+        filters: (L, M), in the order of time.
+        history: (B, T, d), the T ≤ M embeddings before p; what is missing before them counts as zero vectors.
+
+    Returns:
+        (B, L, d), oldest slot first.
+    """
+    dtype = accumulation_dtype(history.dtype)
+    filters = filters[:, filters.shape[1] - history.shape[1] :].to(dtype)
+    return torch.einsum("lt,btd->bld", filters, history.to(dtype)).to(history.dtype)
+
+
+def compress_ids(filters: Tensor, ids: Tensor, table: Tensor) -> Tensor:
+    """The same from token ids (B, T) and their embedding table (V, d)."""
+    return compress(filters, embed(table, ids))

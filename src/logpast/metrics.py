@@ -1,0 +1,116 @@
+"""Every figure we report, as a pure function of the nats of a text's tokens and of the text's counts.
+
+    nats           Σ −ln p(token | what came before it), over every token of the text, each once; summed in float64
+    tokens         how many tokens were scored
+    words          whitespace-separated words of the text (Python's str.split)
+    words_eos      words + lines: the basis of Transformer-XL's figures, which count one end-of-line per line
+    bytes          UTF-8 bytes of the text as tokenised
+    ppl_token      e^(nats / tokens)            comparable between models with the same tokenizer and text
+    ppl_word       e^(nats / words)             comparable between tokenizers
+    ppl_word_eos   e^(nats / words_eos)
+    bits_per_byte  nats / (bytes · ln 2)        comparable between tokenizers, and between languages with care
+    unscored       tokens of the text that were left out; 0 unless the accounting says otherwise
+
+**Accounting `paper`.** The ratio ln(per-word) / ln(raw) of the paper's tables should be one constant per corpus but
+differs from row to row, in a way that fits the first τ tokens and the last partial batch being left out of the
+summed loss while all words are counted: an inference from the printed tables, see `paper_span`. It changes which
+tokens are summed and nothing else, so it is read off the same nats.
+
+**Intervals** are bootstraps over documents: documents are drawn with replacement, as many as there are, and the
+figure is computed from the drawn ones' summed nats and counts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logpast.data.tokens import Counts
+from logpast.errors import UserError
+
+Array = NDArray[np.float64]
+
+
+def perplexity(nats: float, units: float) -> float:
+    """e^(nats per unit); infinite where that overflows."""
+    if units == 0:
+        return math.nan
+    return math.exp(nats / units) if nats / units < 709 else math.inf
+
+
+def summary(nats: float, scored: int, counts: Counts) -> dict[str, Any]:
+    """All figures of the contract, for `scored` tokens that cost `nats` in a text of these counts."""
+    return {
+        "nats": nats,
+        "tokens": scored,
+        "words": counts.words,
+        "words_eos": counts.words + counts.lines,
+        "bytes": counts.bytes,
+        "ppl_token": perplexity(nats, scored),
+        "ppl_word": perplexity(nats, counts.words),
+        "ppl_word_eos": perplexity(nats, counts.words + counts.lines),
+        "bits_per_byte": nats / (counts.bytes * math.log(2)) if counts.bytes else math.nan,
+        "unscored": counts.tokens - scored,
+    }
+
+
+def paper_span(tokens: int, window: int, horizon: int) -> slice:
+    """The tokens that the paper's per-word figures appear to sum, of a text of N `tokens`.
+
+    With τ = `horizon`, m = `window`: tokens τ + 1 … τ + m·⌊W/B⌋·B (counted from 1), where
+    W = ⌈(N − 1 − m − τ)/m⌉ windows lie in the text after its first τ tokens and batches hold
+    B = ⌈16384/(m + τ)⌉ · max(1, ⌊(m + τ)/m⌋) of them. On WikiText-103's test set and τ = 8192 that leaves out 5.5 %.
+    """
+    windows = -(-(tokens - 1 - window - horizon) // window)
+    batch = -(-16384 // (window + horizon)) * max(1, (window + horizon) // window)
+    scored = window * (windows // batch) * batch
+    if scored <= 0:
+        raise UserError(
+            f"accounting 'paper' scores nothing of a text of {tokens} tokens (horizon {horizon}, whole batches of "
+            f"{batch} windows of {window}); use a longer text or accounting 'all'"
+        )
+    return slice(horizon, horizon + scored)
+
+
+def _resamples(documents: int, samples: int, seed: int) -> NDArray[np.float64]:
+    """(samples, documents): how often each document is drawn."""
+    random = np.random.default_rng(seed)
+    return random.multinomial(documents, np.full(documents, 1 / documents), size=samples).astype(np.float64)
+
+
+def bootstrap(
+    nats: Array, units: dict[str, NDArray[np.int64]], samples: int = 2000, level: float = 0.95, seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """For each kind of unit the interval of nats per unit, from (documents,) nats and counts of each document."""
+    draws = _resamples(len(nats), samples, seed)
+    total = draws @ nats
+    tail = 100 * (1 - level) / 2
+    return {
+        name: tuple(float(x) for x in np.percentile(total / np.maximum(draws @ count, 1e-9), [tail, 100 - tail]))  # type: ignore[misc]
+        for name, count in units.items()
+    }
+
+
+def paired_difference(
+    ours: Array, theirs: Array, tokens: NDArray[np.int64], samples: int = 2000, level: float = 0.95, seed: int = 0
+) -> dict[str, Any]:
+    """Ours − theirs in nats per token on the same documents, and how sure its sign is.
+
+    Both models are resampled together, document by document, so what makes a document hard for both cancels.
+    """
+    difference = ours - theirs
+    draws = _resamples(len(ours), samples, seed)
+    resampled = (draws @ difference) / np.maximum(draws @ tokens, 1e-9)
+    low, high = np.percentile(resampled, [100 * (1 - level) / 2, 100 * (1 + level) / 2])
+    mean = float(difference.sum() / tokens.sum())
+    return {
+        "nats_per_token": mean,
+        "interval": [float(low), float(high)],
+        "level": level,
+        "ppl_ratio": math.exp(mean),
+        "documents_better": int((difference < 0).sum()),
+        "documents": len(ours),
+    }

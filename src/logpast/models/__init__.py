@@ -1,0 +1,52 @@
+"""The systems, by the name that recipes and the command line use for them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from logpast.errors import UserError
+from logpast.models.log_memory import LogMemoryConfig, LogMemoryTransformer
+from logpast.models.recent import RecentConfig, RecentTransformer
+from logpast.models.transformer import Transformer, TransformerConfig, load_gpt2
+
+SYSTEMS: dict[str, type[Transformer]] = {"log_memory": LogMemoryTransformer, "recent": RecentTransformer}
+
+__all__ = [
+    "SYSTEMS",
+    "LogMemoryConfig",
+    "LogMemoryTransformer",
+    "RecentConfig",
+    "RecentTransformer",
+    "Transformer",
+    "TransformerConfig",
+    "build",
+    "config_from_dict",
+    "config_to_dict",
+    "load_gpt2",
+    "system_of",
+]
+
+
+def system_of(config: TransformerConfig) -> str:
+    """`log_memory`, `recent`, …"""
+    return next(name for name, model in SYSTEMS.items() if model.Config is type(config))
+
+
+def build(config: TransformerConfig, tokens: int | None = None) -> Transformer:
+    """The model of a config. `tokens`, the tokenizer's size, sets a vocabulary that the config leaves open."""
+    if config.vocabulary is None and tokens is not None:
+        config = replace(config, vocabulary=-(-tokens // 64) * 64)
+    return SYSTEMS[system_of(config)](config)
+
+
+def config_to_dict(config: TransformerConfig) -> dict[str, Any]:
+    """Plain values, with the system's name first: what recipes and checkpoints hold."""
+    return {"system": system_of(config), **asdict(config)}
+
+
+def config_from_dict(values: dict[str, Any]) -> TransformerConfig:
+    system = values.get("system", "log_memory")
+    if system not in SYSTEMS:
+        raise UserError(f"unknown model {system!r}; known: {', '.join(SYSTEMS)}")
+    return SYSTEMS[system].Config(**{name: value for name, value in values.items() if name != "system"})

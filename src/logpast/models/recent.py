@@ -1,0 +1,30 @@
+"""The delta control: the slots are the embeddings of the L preceding tokens, as they are.
+
+That is a plain GPT with a context of L + m whose loss counts the last m tokens: the strongest form of the control.
+With slots = 0 it is the plain transformer of context m.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from logpast.memory.naive import embed
+from logpast.models.transformer import Transformer, TransformerConfig
+
+
+@dataclass(frozen=True)
+class RecentConfig(TransformerConfig):
+    """GPT-2 whose slots are the preceding tokens: the paper's delta control."""
+
+
+class RecentTransformer(Transformer):
+    Config = RecentConfig
+
+    @property
+    def history(self) -> int:
+        return self.slots
+
+    def front(self, history: Tensor) -> Tensor:
+        return embed(self.table.weight, history)

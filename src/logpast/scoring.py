@@ -1,0 +1,87 @@
+"""Any model + any token store -> the nats of every token, each exactly once, and the figures made of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from logpast import metrics
+from logpast.data.tokens import TokenStore
+from logpast.data.windows import Streams, Windows
+from logpast.progress import Meter
+
+
+@torch.inference_mode()
+def score(
+    model: torch.nn.Module,
+    store: TokenStore,
+    window: int,
+    history: int,
+    batch_size: int = 16,
+    streams: Streams = "corpus",
+    device: torch.device | str = "cpu",
+    limit: int | None = None,
+    share: tuple[int, int] = (0, 1),
+    progress: Meter | None = None,
+) -> NDArray[np.float64]:
+    """The nats of every token of the store, in its order.
+
+    Args:
+        model: called with (history, tokens, targets), gives the nats of the targets.
+        window: the model's m.
+        history: how many tokens before each window the model wants to see.
+        batch_size: windows at a time; changes the speed and not the result.
+        streams: one stream for the whole `corpus`, or one per `document`.
+        device: where the model is.
+        limit: stop after the window in which the so-many-th token lies.
+        share: (rank, of how many): score only every n-th batch and leave zeros elsewhere.
+        progress: told how many tokens are done.
+    """
+    windows = Windows(store, window, history, streams)
+    count = len(windows) if limit is None else min(len(windows), -(-limit // window))
+    rank, ranks = share
+    nats = np.zeros(len(store) if count == len(windows) else windows.places(count - 1).stop)
+    training, done = model.training, 0
+    model.eval()
+    for first in range(rank * batch_size, count, ranks * batch_size):
+        indices = np.arange(first, min(first + batch_size, count))
+        batch = windows.batch(indices).to(device)
+        costs = model(*batch).double().cpu().numpy()
+        for index, row in zip(indices, costs, strict=True):
+            place = windows.places(int(index))
+            nats[place] = row[: place.stop - place.start]
+            done += place.stop - place.start
+        if progress:
+            progress.update(done)
+    model.train(training)
+    return nats
+
+
+def figures(nats: NDArray[np.float64], store: TokenStore, span: slice = slice(None)) -> dict[str, Any]:
+    """All figures for the tokens in `span`, with 95 % intervals over documents where there are several."""
+    chosen, documents = nats[span], store.documents
+    result = metrics.summary(math.fsum(chosen), len(chosen), store.counts)
+    result["documents"] = len(documents.start)
+    if len(documents.start) > 1:
+        summed, tokens = per_document(nats, store, span)
+        words_eos = documents.words + documents.lines
+        units = {"token": tokens, "word": documents.words, "word_eos": words_eos, "byte": documents.bytes}
+        intervals = metrics.bootstrap(summed, units)
+        in_bits = [bound / math.log(2) for bound in intervals.pop("byte")]
+        in_ppl = {f"ppl_{unit}": [metrics.perplexity(bound, 1) for bound in both] for unit, both in intervals.items()}
+        result["interval"] = in_ppl | {"bits_per_byte": in_bits}
+    return result
+
+
+def per_document(
+    nats: NDArray[np.float64], store: TokenStore, span: slice = slice(None)
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Of each document: the nats of its tokens that lie in the span, and how many those are."""
+    start, stop, _ = span.indices(len(store))
+    first = np.clip(store.documents.start, start, stop)
+    last = np.clip(store.documents.start + store.documents.tokens, start, stop)
+    return np.array([nats[a:b].sum() for a, b in zip(first, last, strict=True)]), last - first

@@ -1,0 +1,1 @@
+"""Training: config, optimiser and schedule, loop, checkpoint."""

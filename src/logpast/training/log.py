@@ -1,0 +1,62 @@
+"""The run's log: one JSON line per record in log.jsonl, and the same numbers for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Log:
+    """Writes to all places at once; `Log()` without a folder writes nowhere, so that the loop needs no ifs.
+
+    Going on after `step`, lines of later steps, which a killed run may have left, are dropped first.
+    """
+
+    def __init__(self, folder: Path | None = None, tensorboard: bool = False, step: int = 0) -> None:
+        self.file = self.board = None
+        if folder is None:
+            return
+        path = folder / "log.jsonl"
+        kept = [line for line in _lines(path) if line["step"] <= step]
+        replacement = path.with_suffix(".part")
+        replacement.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        os.replace(replacement, path)
+        self.file = path.open("a", buffering=1)
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def write(self, step: int, **values: Any) -> None:
+        if self.file:
+            self.file.write(json.dumps({"step": step, **values}) + "\n")
+        if self.board:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self.board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        if self.file:
+            self.file.close()
+        if self.board:
+            self.board.close()
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """All records of a run's log."""
+    return _lines(folder / "log.jsonl")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The file's records; a last line that was cut off by a kill is left out."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return found
