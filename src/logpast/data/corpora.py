@@ -154,16 +154,19 @@ def find(spec: str, root: Path | None = None) -> Source:
 def _known(name: str, split: str, root: Path | None) -> Source:
     corpus, spec = CORPORA[name], f"{name}:{split}"
     if split not in corpus.splits:
-        (near, *_) = difflib.get_close_matches(split, corpus.splits, cutoff=0.3) or corpus.splits
-        raise UserError(
-            f"{name} has no split {split!r}: write {name}:{near} (it has {', '.join(corpus.splits)})"
-        )
-    folder = root or Path(os.environ.get("LOGPAST_DATA") or os.devnull)
-    files = sorted((folder / name).glob(corpus.splits[split]))
+        near, *_ = difflib.get_close_matches(split, corpus.splits, cutoff=0.3) or corpus.splits
+        have = ", ".join(corpus.splits)
+        raise UserError(f"{spec} is no part of {name}: write {name}:{near} (there is {have})")
+    home = os.environ.get("LOGPAST_DATA")
+    folder = root or (Path(home) if home else None)
+    files = sorted((folder / name).glob(corpus.splits[split])) if folder else []
     traits: dict[str, Any] = {**corpus.traits, "sha256": corpus.sha256.get(split)}
     if files:
         return _local(spec, {file.stem: file for file in files}, **traits)
-    missing = f"{spec} is not here: put {name}/{corpus.splits[split]} into the folder that LOGPAST_DATA names"
+    missing = (
+        f"{spec} is not here: put {name}/{corpus.splits[split]} into the folder that LOGPAST_DATA names "
+        f"({folder or 'not set'})"
+    )
     if corpus.items is None:
         raise UserError(missing)
     items, rows = corpus.items, functools.cache(lambda: _fetch(corpus, split, missing))
@@ -244,9 +247,8 @@ def _decode(blocks: Iterable[bytes], place: str) -> Iterator[str]:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             byte = offset - held + error.start
-            raise UserError(
-                f"{place} is not UTF-8 at byte {byte}: convert it, say with `iconv -t utf-8`"
-            ) from None
+            fix = "convert it, as with `iconv -f latin1 -t utf-8`"
+            raise UserError(f"{place} is not UTF-8 at byte {byte}: {fix}") from None
         offset += len(block)
         if text:
             yield text

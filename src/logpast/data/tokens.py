@@ -77,8 +77,10 @@ class Documents:
 
     @property
     def counts(self) -> Counts:
-        sums = (int(column.sum()) for column in (self.tokens, self.words, self.lines, self.bytes))
-        return Counts(*sums, documents=len(self))  # type: ignore[misc]
+        tokens, words, lines, size = (
+            int(column.sum()) for column in (self.tokens, self.words, self.lines, self.bytes)
+        )
+        return Counts(tokens, words, lines, size, documents=len(self))
 
 
 @dataclass(frozen=True)
@@ -132,24 +134,20 @@ class TokenStore:
             )
         try:
             about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
-            if about["format"] != FORMAT or about["version"] != VERSION:
+            if (about["format"], about["version"]) != (FORMAT, VERSION):
                 raise ValueError(
-                    f"store.json is of {about['format']!r} version {about['version']}, not of {VERSION}"
+                    f"store.json says {about['format']} {about['version']}, not {FORMAT} {VERSION}"
                 )
-            for file in ("tokens.bin", "documents.tsv"):
-                _check_sum(folder / file, about["sha256"][file])
-            tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
-            documents = _read_documents(folder / "documents.tsv")
-            told = Counts(*(about[column.name] for column in fields(Counts)))
-            if documents.counts != told or len(tokens) != told.tokens:
-                raise ValueError(
-                    f"documents.tsv has {documents.counts}, store.json {told}, tokens.bin {len(tokens)}"
-                )
+            totals = Counts(*(about[field.name] for field in fields(Counts)))
             info = TokenizerInfo(**about["tokenizer"])
             if about["dtype"] != _dtype(info.size) or not 0 <= info.eot < info.size:
-                raise ValueError(
-                    f"store.json has dtype {about['dtype']}, {info.size} ids and end-of-text {info.eot}"
-                )
+                raise ValueError(f"store.json does not fit itself: {about['dtype']}, {info}")
+            _check(folder / "tokens.bin", about, totals.tokens * np.dtype(about["dtype"]).itemsize)
+            _check(folder / "documents.tsv", about)
+            documents = _read_documents(folder / "documents.tsv")
+            if documents.counts != totals:
+                raise ValueError(f"documents.tsv adds up to {documents.counts}, store.json says {totals}")
+            tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"store.json lacks {error}" if isinstance(error, KeyError) else str(error)
             raise UserError(f"{folder} is damaged: {what}; delete it and prepare it again") from error
@@ -197,7 +195,7 @@ def prepare(
         sources: Text to prepare: files, folders (every *.txt below), globs, or parts of known corpora, which
             are wikitext103:train, wikitext103:validation, wikitext103:test, pg19:train, pg19:validation,
             pg19:test and wiki22k:train. Several become one store, in the order given. A corpus's bare name,
-            given alone, means all its splits that can be had, a store each: OUT/train, OUT/validation, OUT/test.
+            given alone, means all its splits that can be had, each a store: OUT/train, OUT/validation …
         out: The folder to make. It must not exist yet, and it appears only when it is complete.
         tokenizer: gpt2; or bpe-SIZE, such as bpe-4096, to train one on this very text (of several splits, on
             train alone); or the path of a tokenizer.json or of another store, to use its tokenizer. A test
@@ -341,13 +339,13 @@ def _sync(path: Path) -> None:
 
 
 def _write_store(
-    folder: Path, sources: list[Source], tokenizer: Tokenizer, workers: int | None = None, piece: int = PIECE
+    folder: Path, sources: list[Source], tokenizer: Tokenizer, workers: int | None = None
 ) -> None:
     folder.mkdir(exist_ok=True)
     tokenizer.save(folder)
     name, dtype = " + ".join(source.name for source in sources), _dtype(tokenizer.size)
     tallies = [Tally() for _ in sources]
-    batches = _batches(_pieces(chain.from_iterable(map(read, sources, tallies)), piece), piece)
+    batches = _batches(_pieces(chain.from_iterable(map(read, sources, tallies)), PIECE), PIECE)
     encode = partial(_encode, tokenizer)
     total, sum_of_ids, rows = 0, hashlib.sha256(), list[list[Any]]()
     with _progress(name, sources) as show, (folder / "tokens.bin").open("wb") as file:
@@ -360,8 +358,8 @@ def _write_store(
             show(sum(tally.size for tally in tallies), total)
     if not total:
         raise UserError(f"{name} has no text: name a file or folder that has some")
-    table = "".join("\t".join(map(str, row)) + "\n" for row in [COLUMNS, *rows])
-    (folder / "documents.tsv").write_text(table, encoding="utf-8", newline="\n")
+    table = _text("".join("\t".join(map(str, row)) + "\n" for row in [COLUMNS, *rows]))
+    (folder / "documents.tsv").write_bytes(table)
     about = {
         "format": FORMAT,
         "version": VERSION,
@@ -375,23 +373,23 @@ def _write_store(
         "tokenizer": {f.name: getattr(tokenizer, f.name) for f in fields(TokenizerInfo)},
         "sha256": {
             "tokens.bin": sum_of_ids.hexdigest(),
-            "documents.tsv": hashlib.sha256(table.encode()).hexdigest(),
+            "documents.tsv": hashlib.sha256(table).hexdigest(),
         },
         "logpast": __version__,
     }
-    (folder / "store.json").write_text(
-        json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    (folder / "store.json").write_bytes(_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n"))
+
+
+def _text(text: str) -> bytes:
+    return text.encode(errors="replace")  # the name of a file need not be valid Unicode
 
 
 def _add(rows: list[list[Any]], passage: Passage, start: int, count: Count) -> None:
     """Count a passage to its document."""
     if passage.title is not None:
         rows.append([start, 0, 0, 0, 0, " ".join(passage.title.split())])
-    else:
-        rows[-1][COLUMNS.index("lines")] -= (
-            1  # the passage before was cut within a line, which is counted again
-        )
+    else:  # the passage before it ended within a line, and both have counted that
+        rows[-1][COLUMNS.index("lines")] -= 1
     for column, n in enumerate(count, start=1):
         rows[-1][column] += n
 
@@ -402,16 +400,21 @@ def _read_documents(path: Path) -> Documents:
         raise ValueError(f"{path.name} has the columns {', '.join(head)}, not {', '.join(COLUMNS)}")
     *numbers, names = zip(*rows, strict=True)
     start, tokens, words, lines, size = (np.array(column, dtype=np.int64) for column in numbers)
+    if not np.array_equal(start, np.cumsum(tokens) - tokens):
+        raise ValueError(f"{path.name} has documents that do not begin where the one before ends")
     return Documents(start, tokens, words, lines, size, list(names))
 
 
-def _check_sum(path: Path, sha256: str) -> None:
+def _check(path: Path, about: dict[str, Any], size: int | None = None) -> None:
+    """Raise ValueError unless the file is what it was when the store was written."""
+    if size is not None and path.stat().st_size != size:
+        raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes, not {size:,}")
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    if digest.hexdigest() != sha256:
-        raise ValueError(f"{path.name} has changed since it was written (its SHA-256 differs)")
+    if digest.hexdigest() != about["sha256"][path.name]:
+        raise ValueError(f"{path.name} is not as it was written (its SHA-256 differs)")
 
 
 def _dtype(size: int) -> str:
@@ -499,12 +502,13 @@ def _encode(tokenizer: Tokenizer, batch: list[Passage]) -> Encoded:
     return np.concatenate(ids).astype(_dtype(tokenizer.size)).tobytes(), counts
 
 
-SPACES = np.array(
-    [chr(code).isspace() for code in range(0x3002)]
-)  # the last is U+3000: nothing above is a space
+SPACES = np.array([chr(code).isspace() for code in range(1 << 16)])  # there are none above
 
 
 def _words(text: str) -> int:
-    """len(text.split()), in a third of the time."""
-    space = SPACES[np.minimum(np.frombuffer(text.encode("utf-32-le"), np.uint32), 0x3001)]
-    return int(np.count_nonzero(space[:-1] & ~space[1:])) + (not space[0])
+    """len(text.split()), many times as fast."""
+    units = np.frombuffer(text.encode("utf-16-le"), dtype="<u2")
+    space = units == ord(" ")
+    rare = np.flatnonzero((units < 32) | (units > 126))
+    space[rare] = SPACES[units[rare]]
+    return int(np.count_nonzero(space[:-1] > space[1:])) + (not space[0])

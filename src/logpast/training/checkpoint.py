@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def find_checkpoint(path: Path, which: str = "best") -> Checkpoint:
             problems.append(str(error))
             continue
         for problem in problems:
-            print(f"logpast: warning: {problem}; using {folder} instead")
+            print(f"logpast: warning: {problem}; using {folder} instead", file=sys.stderr)
         best = latest.state.get("best")
         if which == "latest" or not best or best["step"] == latest.step:
             return latest

@@ -213,7 +213,7 @@ def _fabric(config: TrainConfig) -> Fabric:
 def _open_data(config: TrainConfig) -> tuple[TokenStore, TokenStore | None]:
     """Training and validation tokens, both of the training text's tokenizer."""
     data = config.data
-    train_store = open_tokens(data.train, data.tokenizer)
+    train_store = open_tokens(data.train, data.tokenizer or data.train)
     return train_store, open_tokens(data.validation, train_store.path) if data.validation else None
 
 

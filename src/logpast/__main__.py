@@ -1,0 +1,3 @@
+from logpast.cli import main
+
+main()

@@ -1,0 +1,77 @@
+"""Small real parts that many tests share: a text, its token store, a config to train on it in seconds."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from logpast.data import TokenStore, prepare
+from logpast.models import LogMemoryConfig, RecentConfig
+from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
+
+TEXT = """In the beginning God created the heaven and the earth. And the earth was without form, and void; and
+darkness was upon the face of the deep. And the Spirit of God moved upon the face of the waters.
+And God said, Let there be light: and there was light. And God saw the light, that it was good: and God divided
+the light from the darkness. And God called the light Day, and the darkness he called Night.
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing that a test tokenises is kept, or found, in the user's cache."""
+    os.environ["LOGPAST_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder with the real corpora; tests that want it are skipped where there is none."""
+    if not os.environ.get("LOGPAST_DATA"):
+        pytest.skip("LOGPAST_DATA is not set: no real corpora here")
+    return Path(os.environ["LOGPAST_DATA"])
+
+
+@pytest.fixture(scope="session")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of three small documents with different lengths."""
+    folder = tmp_path_factory.mktemp("books")
+    lines = TEXT.splitlines(keepends=True)
+    for number in range(3):
+        (folder / f"{number}.txt").write_text("".join(lines[number:] * (number + 2)))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory, books: Path) -> TokenStore:
+    """The books as tokens of a small BPE of their own."""
+    (made,) = prepare([str(books)], tmp_path_factory.mktemp("store") / "books", tokenizer="bpe-300", workers=1)
+    return made
+
+
+@pytest.fixture
+def memory_config() -> LogMemoryConfig:
+    return LogMemoryConfig(slots=17, sharpness=20, window=8, layers=2, heads=2, width=16)
+
+
+@pytest.fixture
+def control_config() -> RecentConfig:
+    return RecentConfig(slots=5, window=8, layers=2, heads=2, width=16)
+
+
+@pytest.fixture
+def train_config(tmp_path: Path, store: TokenStore, memory_config: LogMemoryConfig) -> TrainConfig:
+    """A run of 30 steps that crosses several epochs, validates and saves often."""
+    return TrainConfig(
+        run=tmp_path / "run",
+        data=DataConfig(train=str(store.path), validation=str(store.path)),
+        model=memory_config,
+        optimizer=OptimizerConfig(learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=5),
+        steps=30,
+        batch_size=16,
+        validate_every=10,
+        checkpoint_every=4,
+        log_every=1,
+        accelerator="cpu",
+        tensorboard=False,
+    )
+
+

@@ -1,0 +1,329 @@
+"""Training: it learns, accumulation is the large batch, resuming is exact, nothing is overwritten."""
+
+import json
+import math
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+from logpast.data import TokenStore
+from logpast.errors import UserError
+from logpast.models import RecentConfig
+from logpast.training import loop
+from logpast.training.checkpoint import find_checkpoint, open_checkpoint, sorted_checkpoints
+from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
+from logpast.training.log import read_log
+from logpast.training.loop import train
+from logpast.training.optimizer import build_optimizer, learning_rate
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    """Copies: the loaded ones are the file itself, mapped into memory."""
+    return {name: value.clone() for name, value in find_checkpoint(run, "latest").weights().items()}
+
+
+def assert_bit_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def test_it_learns_and_leaves_readable_files(train_config: TrainConfig) -> None:
+    config = replace(train_config, tensorboard=True)
+    state = train(config)
+    records = read_log(config.run)
+    losses = [r["loss"] for r in records if "loss" in r]
+    assert len(losses) == 30
+    assert losses[0] == pytest.approx(math.log(320), abs=0.3)  # an untrained model knows nothing
+    assert losses[-1] < losses[0] - 0.5
+    validations = {r["step"]: r["validation_ppl"] for r in records if "validation_ppl" in r}
+    assert list(validations) == [10, 20, 30]
+    assert state["best"]["ppl_token"] == min(validations.values())
+    assert state["step"] == 30
+    assert state["tokens"] == records[-2]["tokens"] > 29 * 16 * 7
+    assert {"epoch", "ppl", "learning_rate", "gradient_norm", "tokens_per_second"} <= set(records[0])
+    found = find_checkpoint(config.run)
+    assert found.step == state["best"]["step"]
+    assert sorted(file.name for file in found.path.iterdir()) == [
+        "config.yaml", "model.safetensors", "optimizer.safetensors", "state.json", "tokenizer.json",
+    ]  # fmt: skip
+    assert yaml.safe_load((config.run / "config.yaml").read_text())["seed"] == 0
+    assert list((config.run / "tensorboard").iterdir())
+
+
+def test_best_checkpoint_is_kept_and_old_ones_go(train_config: TrainConfig) -> None:
+    """A model that gets worse: the best stays although it is old."""
+    rising = OptimizerConfig(learning_rate=3e-3, final_learning_rate=10.0, warmup_steps=5, clip=0)
+    config = replace(train_config, optimizer=rising, validate_every=5)
+    state = train(config)
+    assert state["best"]["step"] < 30
+    steps = [int(c.name[5:]) for c in sorted_checkpoints(config.run)]
+    assert len(steps) <= 3
+    assert state["best"]["step"] in steps
+    assert steps[-1] == 30
+    assert find_checkpoint(config.run).step == state["best"]["step"]
+    assert find_checkpoint(config.run, "latest").step == 30
+
+
+@pytest.mark.parametrize("micro", [1, 3, 5])
+def test_accumulated_gradients_equal_the_large_batch(train_config: TrainConfig, micro: int) -> None:
+    """Also where windows of a batch differ in how many tokens they score, and pieces in how many windows."""
+    config = replace(train_config, steps=6)
+    train(config)
+    train(replace(config, run=config.run.with_name("micro"), micro_batch_size=micro))
+    whole, pieces = weights(config.run), weights(config.run.with_name("micro"))
+    for name, value in whole.items():
+        torch.testing.assert_close(pieces[name], value, rtol=1e-4, atol=2e-6)
+
+
+def test_seed_decides_the_run(train_config: TrainConfig) -> None:
+    config = replace(train_config, steps=4)
+    runs = [config, replace(config, run=config.run.with_name("b")), replace(config, run=config.run.with_name("c"), seed=1)]
+    for each in runs:
+        train(each)
+    assert_bit_equal(weights(runs[0].run), weights(runs[1].run))
+    assert not torch.equal(weights(runs[0].run)["table.weight"], weights(runs[2].run)["table.weight"])
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("system", ["log_memory", "recent"])
+@pytest.mark.parametrize("jitter", [False, True])
+def test_resume_is_exact_wherever_it_broke_off(
+    train_config: TrainConfig, control_config: RecentConfig, monkeypatch: pytest.MonkeyPatch, system: str, jitter: bool
+) -> None:
+    config = replace(train_config, data=replace(train_config.data, jitter=jitter))
+    if system == "recent":
+        config = replace(config, model=control_config)
+    train(config)
+    broken = replace(config, run=config.run.with_name("broken"), resume="auto")
+    original = loop.learning_rate
+    for crash_at in (0, 3, 4, 9, 11, 26):
+
+        def break_off(*arguments: object, at: int = crash_at) -> float:
+            if arguments[1] == at:
+                raise Crash
+            return original(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(loop, "learning_rate", break_off)
+        with pytest.raises(Crash):
+            train(broken)
+    monkeypatch.setattr(loop, "learning_rate", original)
+    train(broken)
+    assert_bit_equal(weights(config.run), weights(broken.run))
+    last = [load_file(find_checkpoint(r, "latest").path / "optimizer.safetensors") for r in (config.run, broken.run)]
+    assert_bit_equal(*last)
+    keep = ("step", "loss", "validation_loss", "learning_rate", "tokens")
+    undisturbed, resumed = ([{k: r[k] for k in keep if k in r} for r in read_log(run)] for run in (config.run, broken.run))
+    assert undisturbed == resumed  # nothing twice, nothing missing
+    assert find_checkpoint(config.run).step == find_checkpoint(broken.run).step
+
+
+def kill_and_resume(config: TrainConfig, kills: int, seed: int) -> int:
+    """Run as a user would, kill -9 at random moments, resume; returns how many kills hit a live run."""
+    recipe = config.run.with_name("recipe.yaml")
+    values = replace(config, resume="auto").to_dict()
+    recipe.write_text(yaml.safe_dump(values))
+    command = [sys.executable, "-m", "logpast", "train", "--config", str(recipe)]
+    chance = random.Random(seed)
+    log, hits = config.run / "log.jsonl", 0
+    while True:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        size = log.stat().st_size if log.exists() else 0
+        while process.poll() is None and not (log.exists() and log.stat().st_size > size):
+            time.sleep(0.005)
+        if hits < kills:
+            time.sleep(chance.uniform(0, 0.15))
+            if process.poll() is None:
+                process.kill()
+                hits += 1
+        errors = process.communicate()[1]
+        if process.returncode != -signal.SIGKILL:
+            assert process.returncode == 0, errors
+            return hits
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_kill_9_at_random_moments(train_config: TrainConfig, kills: int) -> None:
+    """Over many epochs' ends, with a checkpoint at every other step, so that kills hit the writing of them too."""
+    config = replace(train_config, steps=100 * kills, checkpoint_every=2, validate_every=50)
+    train(config)
+    killed = replace(config, run=config.run.with_name("killed"))
+    assert kill_and_resume(killed, kills, seed=kills) == kills
+    assert_bit_equal(weights(config.run), weights(killed.run))
+    assert [r["loss"] for r in read_log(config.run) if "loss" in r] == [r["loss"] for r in read_log(killed.run) if "loss" in r]
+
+
+def test_two_processes_equal_one(train_config: TrainConfig, tmp_path: Path) -> None:
+    config = replace(train_config, steps=6, micro_batch_size=3)
+    train(config)
+    double = replace(config, run=config.run.with_name("double"), devices=2)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(double.to_dict()))
+    command = [sys.executable, "-m", "logpast", "train", "--config", str(recipe)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    one, two = weights(config.run), weights(double.run)
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=2e-6)
+    losses = [[r["loss"] for r in read_log(run) if "loss" in r] for run in (config.run, double.run)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    best = [find_checkpoint(run).state["best"]["nats_per_token"] for run in (config.run, double.run)]
+    assert best[1] == pytest.approx(best[0], rel=1e-5)
+
+
+def test_existing_run_is_refused(train_config: TrainConfig) -> None:
+    config = replace(train_config, steps=2)
+    train(config)
+    before = weights(config.run)
+    with pytest.raises(UserError, match="exists already"):
+        train(config)
+    assert_bit_equal(before, weights(config.run))
+
+
+def test_resuming_a_finished_run_changes_nothing(train_config: TrainConfig) -> None:
+    config = replace(train_config, steps=3)
+    train(config)
+    before = sorted(file.stat().st_mtime_ns for file in config.run.rglob("*.safetensors"))
+    train(replace(config, resume="auto"))
+    assert sorted(file.stat().st_mtime_ns for file in config.run.rglob("*.safetensors")) == before
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"batch_size": 8}, {"steps": 31}, {"optimizer": OptimizerConfig()}, {"precision": "64-true"}]
+)
+def test_resuming_with_another_recipe_is_refused(train_config: TrainConfig, change: dict[str, object]) -> None:
+    config = replace(train_config, steps=5)
+    train(config)
+    with pytest.raises(UserError, match=next(iter(change))):
+        train(replace(config, resume="auto", **change))  # type: ignore[arg-type]
+
+
+def test_resuming_on_other_data_is_refused(train_config: TrainConfig, tmp_path: Path, store: TokenStore) -> None:
+    copy = tmp_path / "store"
+    shutil.copytree(store.path, copy)
+    config = replace(train_config, steps=2, data=DataConfig(train=str(copy)))
+    train(config)
+    shutil.rmtree(copy)
+    from logpast.data import prepare
+
+    (tmp_path / "other.txt").write_text("something else entirely, and long enough for a window of eight tokens " * 9)
+    prepare([str(tmp_path / "other.txt")], copy, tokenizer=str(store.path))
+    with pytest.raises(UserError, match="other tokens"):
+        train(replace(config, resume="auto"))
+
+
+def test_resume_from_a_path_goes_on_elsewhere(train_config: TrainConfig) -> None:
+    config = replace(train_config, keep=10)
+    train(config)
+    middle = sorted_checkpoints(config.run)[2]
+    with pytest.raises(UserError, match="later checkpoints"):
+        train(replace(config, resume=str(middle)))
+    elsewhere = replace(config, run=config.run.with_name("elsewhere"), resume=str(middle))
+    train(elsewhere)
+    assert_bit_equal(weights(config.run), weights(elsewhere.run))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "config.yaml"])
+def test_truncated_checkpoint_falls_back_to_the_one_before(
+    train_config: TrainConfig, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = replace(train_config, steps=8, validate_every=100, data=replace(train_config.data, validation=None))
+    train(config)
+    whole = weights(config.run)
+    earlier, last = sorted_checkpoints(config.run)
+    content = (last / file).read_bytes()
+    (last / file).write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match=str(last)):
+        open_checkpoint(last)
+    assert find_checkpoint(config.run, "latest").path == earlier
+    assert "using" in capsys.readouterr().err
+    train(replace(config, resume="auto"))
+    assert_bit_equal(whole, weights(config.run))
+    assert find_checkpoint(config.run, "latest").path == last
+
+
+def test_interrupt_saves_and_stops(train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(train_config, checkpoint_every=1000, validate_every=1000)
+    original = loop.learning_rate
+
+    def interrupt(*arguments: object) -> float:
+        if arguments[1] == 6:
+            signal.raise_signal(signal.SIGINT)
+        return original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "learning_rate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(config)
+    assert find_checkpoint(config.run, "latest").step == 7
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.setattr(loop, "learning_rate", original)
+    train(replace(config, resume="auto"))
+    undisturbed = replace(config, run=config.run.with_name("undisturbed"))
+    train(undisturbed)
+    assert_bit_equal(weights(undisturbed.run), weights(config.run))
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(train_config: TrainConfig) -> None:
+    config = replace(train_config, optimizer=OptimizerConfig(learning_rate=1e30, warmup_steps=0, clip=0))
+    with pytest.raises(UserError, match="learning_rate"):
+        train(config)
+
+
+def test_text_shorter_than_a_window_is_refused(train_config: TrainConfig, tmp_path: Path, store: TokenStore) -> None:
+    (tmp_path / "short.txt").write_text("Hi.")
+    config = replace(train_config, data=DataConfig(train=str(tmp_path / "short.txt"), tokenizer=str(store.path)))
+    with pytest.raises(UserError, match="less than one window"):
+        train(config)
+    assert not config.run.exists()
+
+
+def test_steps_or_epochs(train_config: TrainConfig) -> None:
+    assert replace(train_config, steps=None, epochs=2.5).total_steps(160) == 25
+    for wrong in ({"epochs": 1.0}, {"steps": None}, {"steps": 0}):
+        with pytest.raises(UserError, match="steps"):
+            replace(train_config, **wrong).total_steps(160)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"devices": 3}, {"micro_batch_size": 0}, {"seed": -1}, {"keep": 0}])
+def test_illegal_settings_are_refused_by_name(train_config: TrainConfig, wrong: dict[str, int]) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        replace(train_config, **wrong)  # type: ignore[arg-type]
+
+
+def test_schedule() -> None:
+    config = OptimizerConfig()
+    rates = [learning_rate(config, step, 10_000) for step in range(10_000)]
+    assert rates[0] == pytest.approx(6e-4 / 700)
+    assert max(rates) == rates[699] == rates[700] == 6e-4
+    assert rates[-1] == pytest.approx(6e-5)
+    assert rates[(700 + 9_999) // 2] == pytest.approx((6e-4 + 6e-5) / 2, rel=1e-3)
+
+
+def test_decay_is_on_matrices_only() -> None:
+    from logpast.models import build
+
+    model = build(RecentConfig(slots=3, window=4, layers=1, heads=1, width=8, vocabulary=64))
+    decayed, spared = build_optimizer(model, OptimizerConfig(), torch.device("cpu")).param_groups
+    assert decayed["weight_decay"] == 0.1
+    assert spared["weight_decay"] == 0
+    assert all(p.ndim == 2 for p in decayed["params"])
+    assert all(p.ndim == 1 for p in spared["params"])
+    assert len(decayed["params"]) + len(spared["params"]) == len(list(model.parameters()))
+
+
+def test_config_round_trip(train_config: TrainConfig) -> None:
+    assert TrainConfig.from_dict(json.loads(json.dumps(train_config.to_dict()))) == train_config
