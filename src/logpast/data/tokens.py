@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from logpast.data.corpora import CORPORA, Passage, Source, Tally, find, read
 from logpast.data.tokenizers import Tokenizer, load_tokenizer, train_bpe
@@ -204,7 +204,6 @@ def prepare(
         root: Folder with the known corpora, in place of the environment variable LOGPAST_DATA. What is not
             there is fetched from the Hugging Face hub.
     """
-    console = Console()
     if workers is not None and workers < 1:
         raise UserError(f"workers must be 1 or more, got {workers}")
     out = Path(os.path.abspath(out))
@@ -221,10 +220,12 @@ def prepare(
     except FileExistsError:
         raise UserError(f"{out} was made by another process meanwhile and is left as it is") from None
     stores = [TokenStore.open(out / split) for split in parts]
-    table = Table("store", *(column.name for column in fields(Counts)))
+    table = Table(
+        Column("store", overflow="fold"), *(Column(f.name, justify="right") for f in fields(Counts))
+    )
     for store in stores:
         table.add_row(str(store.path), *(f"{count:,}" for count in astuple(store.counts)))
-    console.print(table)
+    Console().print(table)
     return stores
 
 
@@ -426,9 +427,10 @@ def _progress(name: str, sources: list[Source]) -> Iterator[Callable[[int, int],
     """A bar of the bytes read, with the speed in tokens; call it with how many of each there are so far."""
     sizes = [source.size for source in sources]
     size = None if None in sizes else sum(filter(None, sizes))
-    text = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[speed]}")
-    columns = text[0], BarColumn(), DownloadColumn(), text[1], TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True) as bar:
+    label, speed = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[speed]}")
+    columns = label, BarColumn(), DownloadColumn(), speed, TimeElapsedColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(name, total=size, speed="")
 
         def show(read: int, tokens: int) -> None:

@@ -1,0 +1,217 @@
+"""`logpast eval` end to end: counts, batch sizes, accounting, comparison, ledger."""
+
+import json
+import math
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from logpast.data import TokenStore, prepare
+from logpast.errors import UserError
+from logpast.experiments import ledger
+from logpast.experiments.evaluation import evaluate
+from logpast.models import LogMemoryConfig, RecentConfig
+from logpast.training.config import DataConfig, TrainConfig
+from logpast.training.loop import train
+
+
+@pytest.fixture
+def run(train_config: TrainConfig) -> Path:
+    train(replace(train_config, steps=10))
+    return train_config.run
+
+
+def test_figures_of_a_text_file(run: Path, books: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    result = evaluate(run, str(books), json="-")
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(json.dumps(result))
+    text = "".join(file.read_text() for file in sorted(books.glob("*.txt")))
+    assert result["words"] == len(text.split())
+    assert result["bytes"] == len(text.encode())
+    assert result["words_eos"] == result["words"] + text.count("\n")
+    assert result["unscored"] == 0
+    assert result["documents"] == 3
+    assert result["ppl_token"] == pytest.approx(math.exp(result["nats"] / result["tokens"]))
+
+
+def test_validation_while_training_is_what_eval_finds(run: Path, store: TokenStore) -> None:
+    state = json.loads(next(run.glob("checkpoints/*10/state.json")).read_text())
+    result = evaluate(run, str(store.path), batch_size=7)
+    assert math.log(result["ppl_token"]) == pytest.approx(state["best"]["nats_per_token"], rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
+def test_batch_size_changes_nothing(run: Path, books: Path, precision: str) -> None:
+    nats = [evaluate(run, str(books), batch_size=size, precision=precision)["nats"] for size in (1, 7, 64)]  # type: ignore[arg-type]
+    bound = {"float32": 1e-6, "float64": 1e-12, "bfloat16": 1e-3}[precision]
+    assert nats == pytest.approx([nats[0]] * 3, rel=bound)
+
+
+def test_human_readable_report(run: Path, books: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate(run, str(books))
+    out = capsys.readouterr().out
+    assert "ppl_token" in out
+    assert "95 %" in out
+
+
+def test_paired_comparison(run: Path, train_config: TrainConfig, books: Path, tmp_path: Path) -> None:
+    longer = replace(train_config, run=tmp_path / "longer", steps=40)
+    train(longer)
+    result = evaluate(longer.run, str(books), against=run)["against"]
+    assert result["nats_per_token"] < 0
+    assert result["interval"][1] < 0
+    assert result["documents_better"] == 3
+    evaluate(run, str(books), save_nats=tmp_path / "nats.npy")
+    assert evaluate(longer.run, str(books), against=tmp_path / "nats.npy")["against"]["nats_per_token"] == pytest.approx(
+        result["nats_per_token"], rel=1e-6
+    )
+    np.save(tmp_path / "short.npy", np.ones(5))
+    with pytest.raises(UserError, match="5 tokens"):
+        evaluate(longer.run, str(books), against=tmp_path / "short.npy")
+
+
+def test_streams_per_document(run: Path, books: Path) -> None:
+    corpus, document = (evaluate(run, str(books), streams=streams)["nats"] for streams in ("corpus", "document"))  # type: ignore[arg-type]
+    assert corpus != pytest.approx(document, rel=1e-6)
+
+
+def test_paper_accounting_selects_from_the_same_nats(run: Path, store: TokenStore, tmp_path: Path) -> None:
+    """17 slots: τ = 16, m = 8. Batches of ⌈16384/24⌉·3 = 2,049 windows: too long for a small text."""
+    with pytest.raises(UserError, match="scores nothing"):
+        evaluate(run, str(store.path), accounting="paper")
+    long = tmp_path / "long.txt"
+    long.write_text(("And God said, Let there be light: and there was light.\n") * 1500)
+    evaluate(run, str(long), save_nats=tmp_path / "nats.npy", batch_size=256)
+    result = evaluate(run, str(long), accounting="paper", batch_size=256)
+    nats = np.load(tmp_path / "nats.npy")
+    assert result["tokens"] == 8 * 2049
+    assert result["unscored"] == len(nats) - 8 * 2049
+    assert result["nats"] == pytest.approx(nats[16 : 16 + 8 * 2049].sum(), rel=1e-6)
+    assert result["ppl_word"] == pytest.approx(math.exp(result["nats"] / (11 * 1500)), rel=1e-6)
+
+
+def test_paper_accounting_needs_slots(train_config: TrainConfig, books: Path) -> None:
+    config = replace(train_config, steps=1, model=RecentConfig(slots=0, window=8, layers=1, heads=1, width=8))
+    train(config)
+    with pytest.raises(UserError, match="slots"):
+        evaluate(config.run, str(books), accounting="paper")
+
+
+def test_ledger_row_has_all_that_is_needed(run: Path, books: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results" / "books.jsonl"
+    for _ in range(2):
+        evaluate(run, str(books), record=path)
+    rows = ledger.read(path)
+    assert len(rows) == 2
+    row = rows[0]
+    assert {
+        "recorded", "logpast", "scored_at_revision", "trained_at_revision", "run", "recipe", "recipe_hash", "seed", "step",
+        "parameters", "train_tokens", "train_seconds", "train_data", "hardware", "test_data", "scores",
+    } == set(row)  # fmt: skip
+    assert row["recipe"]["model"]["slots"] == 17
+    assert len(row["test_data"]["sha256"]) == 64
+    assert row["train_data"]["sha256"] != row["test_data"]["name"]
+    assert row["hardware"]["cores"] >= 1
+    assert {"nats", "tokens", "words", "words_eos", "bytes", "ppl_token", "ppl_word", "bits_per_byte"} <= set(row["scores"])
+    assert rows[0]["recipe_hash"] == rows[1]["recipe_hash"]
+
+
+def test_recipe_hash_ignores_where_and_how_often_and_nothing_else(train_config: TrainConfig) -> None:
+    from logpast.training.config import recipe
+
+    def named(config: TrainConfig) -> str:
+        return ledger.hash_of(recipe(config))
+
+    assert named(train_config) == named(replace(train_config, run=Path("x"), log_every=7, keep=9))
+    assert named(train_config) != named(replace(train_config, seed=1))
+    assert named(train_config) != named(replace(train_config, model=LogMemoryConfig(slots=5)))
+
+
+def _append_many(path: Path, who: int) -> None:
+    for number in range(50):
+        ledger.append(path, {"who": who, "number": number, "filler": "x" * 3000})
+
+
+def test_many_processes_may_write_to_one_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "shared.jsonl"
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_append_many, args=(path, who)) for who in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    rows = ledger.read(path)
+    assert len(rows) == 200
+    assert {(row["who"], row["number"]) for row in rows} == {(w, n) for w in range(4) for n in range(50)}
+
+
+def test_damaged_ledger_is_not_made_worse(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.jsonl"
+    path.write_text('{"a": 1}\n{"b": ')
+    with pytest.raises(UserError, match="damaged"):
+        ledger.append(path, {"c": 3})
+    assert path.read_text() == '{"a": 1}\n{"b": '
+
+
+def test_mistakes_are_named(run: Path, books: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no checkpoint at"):
+        evaluate(tmp_path / "nowhere", str(books))
+    with pytest.raises(UserError, match="no whole checkpoint"):
+        evaluate(tmp_path, str(books))
+    with pytest.raises(UserError, match="nothing-here"):
+        evaluate(run, "nothing-here.txt")
+    with pytest.raises(UserError, match="batch_size"):
+        evaluate(run, str(books), batch_size=0)
+    with pytest.raises(UserError, match="device"):
+        evaluate(run, str(books), device="tpu")
+
+
+def test_another_tokenizer_is_refused(run: Path, books: Path, tmp_path: Path) -> None:
+    prepare([str(books)], tmp_path / "gpt2")
+    with pytest.raises(UserError, match="tokenizer"):
+        evaluate(run, str(tmp_path / "gpt2"))
+
+
+@pytest.fixture(scope="module")
+def gpt2_run(tmp_path_factory: pytest.TempPathFactory, books: Path) -> dict[int, Path]:
+    """Runs with GPT-2's tokenizer and the paper's window, as small as they come, hardly trained."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    prepare([str(books)], folder / "store")
+    runs = {}
+    for slots in (41, 53):
+        config = TrainConfig(
+            run=folder / f"L{slots}",
+            data=DataConfig(train=str(folder / "store")),
+            model=LogMemoryConfig(slots=slots, layers=1, heads=1, width=8),
+            steps=1,
+            batch_size=2,
+            accelerator="cpu",
+            tensorboard=False,
+        )
+        train(config)
+        runs[slots] = config.run
+    return runs
+
+
+@pytest.mark.slow
+def test_wikitext_contract(gpt2_run: dict[int, Path], data_root: Path) -> None:
+    file = str(data_root / "wikitext103" / "wiki.test.raw")
+    results = [evaluate(gpt2_run[53], file, batch_size=size) for size in (1, 7, 64)]
+    for result in results:
+        counts = [result[name] for name in ("tokens", "words", "words_eos", "bytes", "unscored")]
+        assert counts == [286_221, 241_211, 245_569, 1_290_590, 0]
+    assert [r["nats"] for r in results] == pytest.approx([results[0]["nats"]] * 3, rel=1e-6)
+
+
+@pytest.mark.parametrize(("slots", "scored", "ratio"), [(53, 270_336, 1.1207), (41, 282_880, 1.1727)])
+def test_wikitext_by_the_papers_accounting(gpt2_run: dict[int, Path], data_root: Path, slots: int, scored: int, ratio: float) -> None:
+    file = str(data_root / "wikitext103" / "wiki.test.raw")
+    result = evaluate(gpt2_run[slots], file, accounting="paper", batch_size=32)
+    assert result["tokens"] == scored
+    assert result["unscored"] == 286_221 - scored
+    assert round(math.log(result["ppl_word"]) / math.log(result["ppl_token"]), 4) == ratio

@@ -1,0 +1,101 @@
+"""Generation agrees with scoring, crosses windows, and draws as it is told to."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from logpast.data import TokenStore
+from logpast.errors import UserError
+from logpast.generation import _draw, continuations, generate, next_logits
+from logpast.models import LogMemoryConfig, RecentConfig, build
+from logpast.scoring import score
+from logpast.training.config import TrainConfig
+from logpast.training.loop import train
+
+SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
+
+
+@pytest.mark.parametrize(
+    "config", [LogMemoryConfig(slots=13, sharpness=10, **SIZES), RecentConfig(slots=3, **SIZES), RecentConfig(slots=0, **SIZES)]
+)
+@pytest.mark.parametrize("prompt", [1, 3, 4, 5, 9])
+def test_probabilities_are_those_of_scoring(config: LogMemoryConfig, prompt: int) -> None:
+    """Fed with a text, generation gives each token the probability that scoring gives it, over several windows."""
+    torch.manual_seed(0)
+    model = build(config).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    text = np.random.default_rng(0).integers(0, 12, 23).tolist()
+    expected = score(model, TokenStore.in_memory([text], 13, 12), 4, model.history)
+    stream, nats = [12, *text[: prompt - 1]], []
+    for logits in next_logits(model, stream):
+        token = text[len(stream) - 1]
+        nats.append(-float(logits.double().log_softmax(0)[token]))
+        stream.append(token)
+        if len(stream) > len(text):
+            break
+    np.testing.assert_allclose(nats, expected[prompt - 1 :], rtol=1e-5)
+
+
+def test_drawing() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    random = torch.Generator().manual_seed(0)
+
+    def drawn(**how: float) -> list[int]:
+        settings = {"temperature": 1.0, "top_k": None, "top_p": None} | how
+        return [_draw(logits, **settings, random=random) for _ in range(2000)]  # type: ignore[arg-type]
+
+    assert set(drawn(temperature=0)) == {0}
+    assert set(drawn(top_k=2)) == {0, 1}
+    assert set(drawn(top_p=0.01)) == {0}
+    assert set(drawn(top_p=0.7)) == {0, 1}  # 0.64 alone is not enough
+    shares = np.bincount(drawn(), minlength=4) / 2000
+    np.testing.assert_allclose(shares, logits.softmax(0), atol=0.04)
+    cold = np.bincount(drawn(temperature=0.5), minlength=4) / 2000
+    np.testing.assert_allclose(cold, (2 * logits).softmax(0), atol=0.04)
+
+
+def test_padding_and_end_of_text_are_never_drawn() -> None:
+    torch.manual_seed(0)
+    model = build(RecentConfig(slots=0, window=4, layers=1, heads=1, width=8, vocabulary=64))
+    allowed = torch.ones(10, dtype=torch.bool)
+    allowed[9] = False
+    tokens = continuations(model, [9], allowed, temperature=5.0)
+    assert max(next(tokens) for _ in range(300)) == 8
+
+
+def test_generate_verb(train_config: TrainConfig, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = replace(train_config, steps=20)
+    train(config)
+    capsys.readouterr()
+    text = generate(config.run, prompt="And God", tokens=40, seed=3)
+    assert capsys.readouterr().out == text + "\n"
+    assert text.startswith("And God")
+    assert len(text) > 40
+    assert generate(config.run, prompt="And God", tokens=40, seed=3) == text
+    assert generate(config.run, prompt="And God", tokens=40, seed=4) != text
+    greedy = [generate(config.run, prompt="And", tokens=12, temperature=0, seed=seed) for seed in (0, 1)]
+    assert greedy[0] == greedy[1]
+    (tmp_path / "prompt.txt").write_text("And God")
+    assert generate(config.run, prompt_file=tmp_path / "prompt.txt", tokens=40, seed=3) == text
+    assert generate(config.run, tokens=5)  # no prompt at all
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"tokens": 0}, {"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}, {"temperature": float("nan")}]
+)
+def test_illegal_settings_are_refused_by_name(wrong: dict[str, float], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        generate(tmp_path, **wrong)  # type: ignore[arg-type]
+
+
+def test_missing_checkpoint_and_prompt_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no checkpoint at"):
+        generate(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="not both"):
+        generate(tmp_path, prompt="a", prompt_file=tmp_path / "b")
+    with pytest.raises(UserError, match="cannot read the prompt"):
+        generate(tmp_path, prompt_file=tmp_path / "b")

@@ -1,0 +1,91 @@
+"""Figures as pure functions of nats and counts."""
+
+import math
+
+import numpy as np
+import pytest
+
+from logpast import metrics
+from logpast.data.tokens import Counts
+from logpast.errors import UserError
+from logpast.filters import paper_horizon
+
+WIKITEXT = Counts(tokens=286_221, words=241_211, lines=4_358, bytes=1_290_590, documents=60)
+
+
+def test_wikitext_bases() -> None:
+    nats = math.log(15.28) * WIKITEXT.tokens
+    result = metrics.summary(nats, WIKITEXT.tokens, WIKITEXT)
+    assert result["ppl_token"] == pytest.approx(15.28)
+    assert result["ppl_word_eos"] == pytest.approx(24.0, abs=0.01)  # Transformer-XL's 24.0 on our tokens
+    assert result["words_eos"] == 245_569
+    assert result["unscored"] == 0
+
+
+@pytest.mark.parametrize(
+    ("slots", "scored", "unscored", "ratio"), [(53, 270_336, 15_885, 1.1207), (41, 282_880, 3_341, 1.1727)]
+)
+def test_paper_accounting_on_wikitext(slots: int, scored: int, unscored: int, ratio: float) -> None:
+    horizon = paper_horizon(slots)
+    span = metrics.paper_span(WIKITEXT.tokens, 256, horizon)
+    assert (span.start, span.stop) == (horizon, horizon + scored)
+    result = metrics.summary(3.0 * scored, scored, WIKITEXT)
+    assert result["tokens"] == scored
+    assert result["unscored"] == unscored
+    assert math.log(result["ppl_word"]) / math.log(result["ppl_token"]) == pytest.approx(ratio, abs=5e-5)
+
+
+# mean of ln(per-word)/ln(raw) over the three k of each row of Table A1
+TABLE_A1 = {
+    5: [(19.74, 31.31), (19.71, 31.26), (19.77, 31.37)], 9: [(19.46, 30.80), (19.45, 30.80), (19.47, 30.82)],
+    13: [(19.03, 28.46), (19.00, 28.41), (19.20, 28.75)], 17: [(18.97, 30.87), (18.75, 30.45), (18.88, 30.69)],
+    21: [(18.56, 28.72), (18.47, 28.56), (18.52, 28.64)], 25: [(18.23, 28.91), (18.24, 28.93), (18.34, 29.13)],
+    29: [(18.29, 27.54), (18.26, 27.49), (18.31, 27.58)], 33: [(17.56, 27.35), (17.58, 27.39), (17.48, 27.21)],
+    37: [(17.36, 24.51), (17.19, 24.24), (17.13, 24.14)], 41: [(17.18, 28.07), (17.20, 28.12), (17.09, 27.90)],
+    45: [(17.00, 25.72), (17.03, 25.78), (17.07, 25.85)], 49: [(17.02, 26.38), (17.00, 26.35), (17.02, 26.38)],
+    53: [(16.89, 23.76), (16.86, 23.71), (16.76, 23.56)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("slots", TABLE_A1)
+def test_paper_accounting_meets_every_row_of_table_a1(slots: int) -> None:
+    printed = np.mean([math.log(word) / math.log(raw) for raw, word in TABLE_A1[slots]])
+    span = metrics.paper_span(WIKITEXT.tokens, 256, paper_horizon(slots))
+    assert (span.stop - span.start) / WIKITEXT.words == pytest.approx(printed, abs=1e-4)
+
+
+def test_paper_accounting_needs_enough_text() -> None:
+    with pytest.raises(UserError, match="scores nothing"):
+        metrics.paper_span(5_000, 256, 8192)
+
+
+def test_perplexity_at_the_edges() -> None:
+    assert metrics.perplexity(1e9, 1) == math.inf
+    assert math.isnan(metrics.perplexity(1.0, 0))
+
+
+def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
+    """200 corpora of 40 documents from one source: the 90 % interval must hold its mean in about 90 % of them."""
+    random = np.random.default_rng(0)
+    hits = 0
+    for trial in range(200):
+        tokens = random.integers(50, 150, 40)
+        nats = random.normal(3.0, 0.3, 40) * tokens
+        low, high = metrics.bootstrap(nats, {"token": tokens}, samples=400, level=0.9, seed=trial)["token"]
+        hits += low < 3.0 < high
+    assert 165 <= hits <= 193
+
+
+def test_paired_difference_sees_what_intervals_of_each_cannot() -> None:
+    """A small constant gain, hidden under large differences between documents."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(50, 150, 60)
+    theirs = random.normal(3.0, 0.5, 60) * tokens
+    ours = theirs - 0.02 * tokens + random.normal(0, 0.01, 60) * tokens
+    result = metrics.paired_difference(ours, theirs, tokens)
+    assert result["nats_per_token"] == pytest.approx(-0.02, abs=0.005)
+    assert result["interval"][1] < 0
+    assert result["documents_better"] > 50
+    separate = [metrics.bootstrap(nats, {"token": tokens})["token"] for nats in (ours, theirs)]
+    assert separate[0][1] > separate[1][0]
+    assert metrics.paired_difference(ours, ours, tokens)["interval"] == [0, 0]
