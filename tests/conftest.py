@@ -73,5 +73,3 @@ def train_config(tmp_path: Path, store: TokenStore, memory_config: LogMemoryConf
         accelerator="cpu",
         tensorboard=False,
     )
-
-

@@ -19,7 +19,12 @@ SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
 
 
 @pytest.mark.parametrize(
-    "config", [LogMemoryConfig(slots=13, sharpness=10, **SIZES), RecentConfig(slots=3, **SIZES), RecentConfig(slots=0, **SIZES)]
+    "config",
+    [
+        LogMemoryConfig(slots=13, sharpness=10, **SIZES),
+        RecentConfig(slots=3, **SIZES),
+        RecentConfig(slots=0, **SIZES),
+    ],
 )
 @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 9])
 def test_probabilities_are_those_of_scoring(config: LogMemoryConfig, prompt: int) -> None:
@@ -85,7 +90,15 @@ def test_generate_verb(train_config: TrainConfig, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"tokens": 0}, {"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}, {"temperature": float("nan")}]
+    "wrong",
+    [
+        {"tokens": 0},
+        {"temperature": -1.0},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"temperature": float("nan")},
+    ],
 )
 def test_illegal_settings_are_refused_by_name(wrong: dict[str, float], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):

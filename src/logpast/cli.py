@@ -66,7 +66,10 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
-        print(f"logpast: {error.filename or 'writing'}: {error.strerror}; nothing was overwritten", file=sys.stderr)
+        print(
+            f"logpast: {error.filename or 'writing'}: {error.strerror}; nothing was overwritten",
+            file=sys.stderr,
+        )
         code = 2
     sys.exit(code)
 
@@ -74,7 +77,9 @@ def main(argv: list[str] | None = None) -> None:
 def run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         width = max(map(len, VERBS))
-        print(OVERVIEW.format(version=__version__, verbs="\n".join(f"  {n:{width}}  {v.about}" for n, v in VERBS.items())))
+        print(
+            OVERVIEW.format(version=__version__, verbs="\n".join(f"  {n:{width}}  {v.about}" for n, v in VERBS.items()))
+        )
         return 0
     if argv[0] == "--version":
         print(__version__)
@@ -89,7 +94,13 @@ def run(argv: list[str]) -> int:
     else:
         parser = _parser(name, function)
         if verb.positional:
-            parser.add_argument(verb.positional, nargs="+", type=str, metavar="SOURCE", help=_help_of(function, verb.positional))
+            parser.add_argument(
+                verb.positional,
+                nargs="+",
+                type=str,
+                metavar="SOURCE",
+                help=_help_of(function, verb.positional),
+            )
         parser.add_function_arguments(function, skip={verb.positional} if verb.positional else set(), fail_untyped=True)
         function(**_parse(parser, rest))
     return 0
@@ -130,7 +141,7 @@ def _parse(parser: ArgumentParser, argv: list[str]) -> dict[str, Any]:
     except ArgumentError as error:
         raise UserError(_one_line(error, parser.prog)) from None
     values.pop("config", None)
-    return values  # type: ignore[no-any-return]
+    return values
 
 
 def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
@@ -157,7 +168,9 @@ def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
 
     parser = _parser("train", function)
     parser.add_argument("--config", action="config", help="a recipe (YAML); options after it override it")
-    parser.add_argument("--model.system", default=system, type=str, help=f"--model NAME for short: {', '.join(SYSTEMS)}")
+    parser.add_argument(
+        "--model.system", default=system, type=str, help=f"--model NAME for short: {', '.join(SYSTEMS)}"
+    )
     parser.add_class_arguments(TrainConfig, skip={"model"}, fail_untyped=True)
     parser.add_class_arguments(SYSTEMS[system].Config, "model", fail_untyped=True)
     import yaml
@@ -228,6 +241,6 @@ def _underscored(word: str) -> str:
 
 def _one_line(error: Exception, program: str) -> str:
     text = " ".join(str(error).split())
-    if wrong := re.search(r'Parser key "([^"]+)".*Given value: (.*)', text):
+    if wrong := re.search(r'Parser key "([^"]+)".*(?:Given|Got) value: (.*)', text):
         text = f"--{wrong[1]} cannot be {wrong[2]!r}"
     return f"{text}; see {program} --help"

@@ -64,7 +64,10 @@ class FilterBank:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
-        for name, allowed in (("kernel", ("paper", "isith", "binned")), ("normalize", ("none", "area", "peak"))):
+        for name, allowed in (
+            ("kernel", ("paper", "isith", "binned")),
+            ("normalize", ("none", "area", "peak")),
+        ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         log_horizon = math.log(self.first_peak * self.reach) + (self.slots - 1) * math.log1p(self.spacing)

@@ -118,9 +118,7 @@ def next_logits(model: Transformer, stream: list[int]) -> Iterator[Tensor]:
         yield model.logits(hidden[0, -1]).float().cpu()
 
 
-def _draw(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, random: torch.Generator
-) -> int:
+def _draw(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, random: torch.Generator) -> int:
     if temperature == 0:
         return int(logits.argmax())
     probabilities, order = (logits.double() / temperature).softmax(0).sort(descending=True, stable=True)

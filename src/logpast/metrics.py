@@ -95,7 +95,12 @@ def bootstrap(
 
 
 def paired_difference(
-    ours: Array, theirs: Array, tokens: NDArray[np.int64], samples: int = 2000, level: float = 0.95, seed: int = 0
+    ours: Array,
+    theirs: Array,
+    tokens: NDArray[np.int64],
+    samples: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Ours − theirs in nats per token on the same documents, and how sure its sign is.
 

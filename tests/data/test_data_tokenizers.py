@@ -70,9 +70,7 @@ def test_the_wheel_gives_the_ranks_that_tiktoken_reads(monkeypatch: pytest.Monke
 
 
 PUBLISHED = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-BY_THE_BOOK = tiktoken.Encoding(
-    "book", pat_str=PUBLISHED, mergeable_ranks=tokenizers._gpt2_ranks(), special_tokens={}
-)
+BY_THE_BOOK = tiktoken.Encoding("book", pat_str=PUBLISHED, mergeable_ranks=tokenizers._gpt2_ranks(), special_tokens={})
 
 
 @settings(deadline=None)
@@ -141,6 +139,12 @@ def test_training_is_deterministic() -> None:
     assert train_bpe([TEXT], 300).fingerprint == BPE.fingerprint
     assert train_bpe([TEXT.upper()], 300).fingerprint != BPE.fingerprint
     assert train_bpe(TEXT.splitlines(keepends=True), 300).fingerprint == BPE.fingerprint
+
+
+def test_the_order_of_merges_is_part_of_the_fingerprint() -> None:
+    merges = json.loads(BPE._tokenizer.to_str())["model"]["merges"]  # type: ignore[attr-defined]
+    assert tokenizers.BPE(altered(model__merges=merges)).fingerprint == BPE.fingerprint
+    assert tokenizers.BPE(altered(model__merges=merges[::-1])).fingerprint != BPE.fingerprint
 
 
 def test_training_needs_room_for_the_bytes() -> None:

@@ -20,7 +20,9 @@ def store_of(*lengths: int) -> TokenStore:
 
 def expected(store: TokenStore, streams: str, window: int, history: int, shift: int) -> list[tuple[list[int], ...]]:
     """The definition, position by position."""
-    documents = np.split(np.asarray(store.tokens), store.documents.start[1:]) if streams == "document" else [store.tokens]
+    documents = (
+        np.split(np.asarray(store.tokens), store.documents.start[1:]) if streams == "document" else [store.tokens]
+    )
     found = []
     for document in documents:
         stream = [store.tokenizer.eot, *map(int, document)]

@@ -24,7 +24,13 @@ def test_memory_follows_a_slow_signal_and_blurs_with_small_k() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "name"), [({"out": Path("f.jpeg")}, "png"), ({"sharpness": 0}, "sharpness"), ({"sharpness": []}, "sharpness"), ({"peaks": 1}, "peaks")]
+    ("wrong", "name"),
+    [
+        ({"out": Path("f.jpeg")}, "png"),
+        ({"sharpness": 0}, "sharpness"),
+        ({"sharpness": []}, "sharpness"),
+        ({"peaks": 1}, "peaks"),
+    ],
 )
 def test_mistakes_are_named(wrong: dict[str, object], name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=name):

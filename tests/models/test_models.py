@@ -97,7 +97,12 @@ def test_initialisation_is_gpt2s() -> None:
     torch.manual_seed(0)
     model = build(RecentConfig(slots=3, window=40, layers=8, heads=4, width=256, vocabulary=2000))
     block = model.blocks[3]
-    for weight in (model.table.weight, model.positions.weight, block.attention.query_key_value.weight, block.mlp_in.weight):
+    for weight in (
+        model.table.weight,
+        model.positions.weight,
+        block.attention.query_key_value.weight,
+        block.mlp_in.weight,
+    ):
         assert float(weight.std()) == pytest.approx(0.02, rel=0.03)
     for weight in (block.attention.out.weight, block.mlp_out.weight):
         assert float(weight.std()) == pytest.approx(0.02 / 16**0.5, rel=0.03)
@@ -233,7 +238,8 @@ def test_config_round_trip(config: LogMemoryConfig | RecentConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("slots", -1), ("window", 0), ("layers", 0), ("heads", 3), ("width", 15), ("sharpness", 0)]
+    ("name", "value"),
+    [("slots", -1), ("window", 0), ("layers", 0), ("heads", 3), ("width", 15), ("sharpness", 0)],
 )
 def test_illegal_sizes_are_refused_by_name(name: str, value: int) -> None:
     with pytest.raises(UserError, match=name):

@@ -89,7 +89,11 @@ def test_accumulated_gradients_equal_the_large_batch(train_config: TrainConfig, 
 
 def test_seed_decides_the_run(train_config: TrainConfig) -> None:
     config = replace(train_config, steps=4)
-    runs = [config, replace(config, run=config.run.with_name("b")), replace(config, run=config.run.with_name("c"), seed=1)]
+    runs = [
+        config,
+        replace(config, run=config.run.with_name("b")),
+        replace(config, run=config.run.with_name("c"), seed=1),
+    ]
     for each in runs:
         train(each)
     assert_bit_equal(weights(runs[0].run), weights(runs[1].run))
@@ -103,7 +107,11 @@ class Crash(Exception):
 @pytest.mark.parametrize("system", ["log_memory", "recent"])
 @pytest.mark.parametrize("jitter", [False, True])
 def test_resume_is_exact_wherever_it_broke_off(
-    train_config: TrainConfig, control_config: RecentConfig, monkeypatch: pytest.MonkeyPatch, system: str, jitter: bool
+    train_config: TrainConfig,
+    control_config: RecentConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    system: str,
+    jitter: bool,
 ) -> None:
     config = replace(train_config, data=replace(train_config.data, jitter=jitter))
     if system == "recent":
@@ -127,7 +135,9 @@ def test_resume_is_exact_wherever_it_broke_off(
     last = [load_file(find_checkpoint(r, "latest").path / "optimizer.safetensors") for r in (config.run, broken.run)]
     assert_bit_equal(*last)
     keep = ("step", "loss", "validation_loss", "learning_rate", "tokens")
-    undisturbed, resumed = ([{k: r[k] for k in keep if k in r} for r in read_log(run)] for run in (config.run, broken.run))
+    undisturbed, resumed = (
+        [{k: r[k] for k in keep if k in r} for r in read_log(run)] for run in (config.run, broken.run)
+    )
     assert undisturbed == resumed  # nothing twice, nothing missing
     assert find_checkpoint(config.run).step == find_checkpoint(broken.run).step
 
@@ -164,7 +174,9 @@ def test_kill_9_at_random_moments(train_config: TrainConfig, kills: int) -> None
     killed = replace(config, run=config.run.with_name("killed"))
     assert kill_and_resume(killed, kills, seed=kills) == kills
     assert_bit_equal(weights(config.run), weights(killed.run))
-    assert [r["loss"] for r in read_log(config.run) if "loss" in r] == [r["loss"] for r in read_log(killed.run) if "loss" in r]
+    assert [r["loss"] for r in read_log(config.run) if "loss" in r] == [
+        r["loss"] for r in read_log(killed.run) if "loss" in r
+    ]
 
 
 def test_two_processes_equal_one(train_config: TrainConfig, tmp_path: Path) -> None:
@@ -203,7 +215,14 @@ def test_resuming_a_finished_run_changes_nothing(train_config: TrainConfig) -> N
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"batch_size": 8}, {"steps": 31}, {"optimizer": OptimizerConfig()}, {"precision": "64-true"}]
+    "change",
+    [
+        {"seed": 1},
+        {"batch_size": 8},
+        {"steps": 31},
+        {"optimizer": OptimizerConfig()},
+        {"precision": "64-true"},
+    ],
 )
 def test_resuming_with_another_recipe_is_refused(train_config: TrainConfig, change: dict[str, object]) -> None:
     config = replace(train_config, steps=5)
@@ -298,7 +317,9 @@ def test_steps_or_epochs(train_config: TrainConfig) -> None:
             replace(train_config, **wrong).total_steps(160)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"devices": 3}, {"micro_batch_size": 0}, {"seed": -1}, {"keep": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"batch_size": 0}, {"devices": 3}, {"micro_batch_size": 0}, {"seed": -1}, {"keep": 0}]
+)
 def test_illegal_settings_are_refused_by_name(train_config: TrainConfig, wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         replace(train_config, **wrong)  # type: ignore[arg-type]

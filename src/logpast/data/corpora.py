@@ -170,9 +170,7 @@ def _known(name: str, split: str, root: Path | None) -> Source:
     if corpus.items is None:
         raise UserError(missing)
     items, rows = corpus.items, functools.cache(lambda: _fetch(corpus, split, missing))
-    return Source(
-        spec, lambda: items(spec, _rows(rows(), corpus, missing)), stamp=corpus.hub, probe=rows, **traits
-    )
+    return Source(spec, lambda: items(spec, _rows(rows(), corpus, missing)), stamp=corpus.hub, probe=rows, **traits)
 
 
 def _local(name: str, files: dict[str, Path], **traits: Any) -> Source:
@@ -280,7 +278,7 @@ def _articles(blocks: Iterable[str], name: str) -> Iterator[Passage]:
     text, start, named = "\n\n", 2, False
     for block in chain(blocks, [None]):
         text += block or ""
-        end = len(text) if block is None else _newline_from_end(text, 4)  # a border before this is seen whole
+        end = len(text) if block is None else _newline_from_end(text, 3)  # a border before this is seen whole
         for border in ARTICLE.finditer(text):
             if border.start() >= end:
                 break

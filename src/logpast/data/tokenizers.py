@@ -87,9 +87,7 @@ class GPT2(Tokenizer):
             return self._encoding.encode_to_numpy(text, disallowed_special=())
         except ValueError:
             parts = self.BEFORE_LAST_SPACE.split(text)
-            return np.concatenate(
-                [self._encoding.encode_to_numpy(part, disallowed_special=()) for part in parts]
-            )
+            return np.concatenate([self._encoding.encode_to_numpy(part, disallowed_special=()) for part in parts])
 
     def save(self, folder: Path) -> None:
         content = {"name": self.name, "fingerprint": self.fingerprint}
@@ -140,9 +138,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         raise UserError(f"{path} is not a tokenizer that logpast can use: {error}") from error
     gpt2 = _gpt2()
     if parsed.get("fingerprint") != gpt2.fingerprint:
-        raise UserError(
-            f"{path} says gpt2 but has another fingerprint: it was altered; prepare the text again"
-        )
+        raise UserError(f"{path} says gpt2 but has another fingerprint: it was altered; prepare the text again")
     return gpt2
 
 
@@ -152,9 +148,7 @@ def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
     Text so short that it offers too few merges gives a smaller vocabulary.
     """
     if size < 257:
-        raise UserError(
-            f"a BPE of {size} tokens is too small: its 256 bytes and end-of-text need 257 or more"
-        )
+        raise UserError(f"a BPE of {size} tokens is too small: its 256 bytes and end-of-text need 257 or more")
     tokenizer = hf.Tokenizer(hf.models.BPE())
     tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = hf.decoders.ByteLevel()

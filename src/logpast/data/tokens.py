@@ -77,9 +77,7 @@ class Documents:
 
     @property
     def counts(self) -> Counts:
-        tokens, words, lines, size = (
-            int(column.sum()) for column in (self.tokens, self.words, self.lines, self.bytes)
-        )
+        tokens, words, lines, size = (int(column.sum()) for column in (self.tokens, self.words, self.lines, self.bytes))
         return Counts(tokens, words, lines, size, documents=len(self))
 
 
@@ -129,15 +127,11 @@ class TokenStore:
         """Open a store after checking every byte of it."""
         folder = Path(folder)
         if not (folder / "store.json").is_file():
-            raise UserError(
-                f"{folder} is not a token store (it has no store.json): `logpast data prepare` makes one"
-            )
+            raise UserError(f"{folder} is not a token store (it has no store.json): `logpast data prepare` makes one")
         try:
             about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
             if (about["format"], about["version"]) != (FORMAT, VERSION):
-                raise ValueError(
-                    f"store.json says {about['format']} {about['version']}, not {FORMAT} {VERSION}"
-                )
+                raise ValueError(f"store.json says {about['format']} {about['version']}, not {FORMAT} {VERSION}")
             totals = Counts(*(about[field.name] for field in fields(Counts)))
             info = TokenizerInfo(**about["tokenizer"])
             if about["dtype"] != _dtype(info.size) or not 0 <= info.eot < info.size:
@@ -154,9 +148,7 @@ class TokenStore:
         return cls(folder, about["name"], tokens, documents, info, about["sha256"]["tokens.bin"])
 
     @classmethod
-    def in_memory(
-        cls, documents: Sequence[npt.ArrayLike], size: int, eot: int, name: str = "memory"
-    ) -> TokenStore:
+    def in_memory(cls, documents: Sequence[npt.ArrayLike], size: int, eot: int, name: str = "memory") -> TokenStore:
         """A store of ids without text: each counts as a word and a byte, and a document as a line."""
         ids = [np.asarray(document, dtype=_dtype(size)) for document in documents]
         tokens = np.array([len(document) for document in ids], dtype=np.int64)
@@ -170,9 +162,7 @@ class TokenStore:
         """The tokenizer that made the store, from its `tokenizer.json`."""
         tokenizer = load_tokenizer(self.path)
         if tokenizer.fingerprint != self.tokenizer.fingerprint:
-            raise UserError(
-                f"{self.path / 'tokenizer.json'} is not the one the store was made with: prepare it again"
-            )
+            raise UserError(f"{self.path / 'tokenizer.json'} is not the one the store was made with: prepare it again")
         return tokenizer
 
 
@@ -208,9 +198,7 @@ def prepare(
         raise UserError(f"workers must be 1 or more, got {workers}")
     out = Path(os.path.abspath(out))
     if os.path.lexists(out):
-        raise UserError(
-            f"{out} exists already and is left as it is: choose another --out, or delete it first"
-        )
+        raise UserError(f"{out} exists already and is left as it is: choose another --out, or delete it first")
     parts = _resolve(sources, root)
     try:
         with _whole_or_absent(out) as folder:
@@ -220,9 +208,7 @@ def prepare(
     except FileExistsError:
         raise UserError(f"{out} was made by another process meanwhile and is left as it is") from None
     stores = [TokenStore.open(out / split) for split in parts]
-    table = Table(
-        Column("store", overflow="fold"), *(Column(f.name, justify="right") for f in fields(Counts))
-    )
+    table = Table(Column("store", overflow="fold"), *(Column(f.name, justify="right") for f in fields(Counts)))
     for store in stores:
         table.add_row(str(store.path), *(f"{count:,}" for count in astuple(store.counts)))
     Console().print(table)
@@ -255,9 +241,7 @@ def open_tokens(
             )
         return store
     if inner := sorted(path.parent.name for path in Path(spec).glob("*/store.json")):
-        raise UserError(
-            f"{spec} holds several stores: name one, {' or '.join(str(Path(spec, i)) for i in inner)}"
-        )
+        raise UserError(f"{spec} holds several stores: name one, {' or '.join(str(Path(spec, i)) for i in inner)}")
     source = find(spec, root)
     key = json.dumps([VERSION, source.name, source.stamp, wanted.fingerprint])
     label = re.sub(r"[^\w.-]+", "_", source.name).strip("_.")[-40:]
@@ -280,9 +264,7 @@ def _resolve(specs: list[str], root: Path | None) -> dict[str, list[Source]]:
     if not bare:
         return {"": [find(spec, root) for spec in specs]}
     if len(specs) > 1:
-        raise UserError(
-            f"{bare[0]} means all its splits and must stand alone: write {bare[0]}:train, say, to join it"
-        )
+        raise UserError(f"{bare[0]} means all its splits and must stand alone: write {bare[0]}:train, say, to join it")
     found, missing = {}, []
     for split in CORPORA[bare[0]].splits:
         try:
@@ -304,9 +286,7 @@ def _choose_tokenizer(spec: str, parts: dict[str, list[Source]]) -> Tokenizer:
         return load_tokenizer(spec)
     learn_from = parts.get("train") or parts.get("")
     if not learn_from:
-        raise UserError(
-            f"{spec} is trained on the train split, which is missing: give another store's tokenizer"
-        )
+        raise UserError(f"{spec} is trained on the train split, which is missing: give another store's tokenizer")
     with Console(stderr=True).status(f"training {spec}"):
         texts = (piece.text for source in learn_from for piece in _pieces(read(source, Tally()), PIECE))
         return train_bpe(texts, int(bpe[1]))
@@ -339,9 +319,7 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _write_store(
-    folder: Path, sources: list[Source], tokenizer: Tokenizer, workers: int | None = None
-) -> None:
+def _write_store(folder: Path, sources: list[Source], tokenizer: Tokenizer, workers: int | None = None) -> None:
     folder.mkdir(exist_ok=True)
     tokenizer.save(folder)
     name, dtype = " + ".join(source.name for source in sources), _dtype(tokenizer.size)

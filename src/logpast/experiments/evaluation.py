@@ -53,7 +53,8 @@ def evaluate(
         data: the text: a file, folder or glob, a prepared token store, or NAME:SPLIT such as wikitext103:test.
         json: write the result as JSON to this file, or to standard output for "-".
         batch_size: windows at a time; changes speed and memory, not the result.
-        accounting: all scores every token; paper sums what the paper's tables appear to sum and divides by all words.
+        accounting: all counts every token; paper sums what the paper's tables appear to sum and divides by all words
+            (the honest figures then stand under "all").
         streams: corpus reads the text as one stream, as the paper does; document starts anew at every document.
         against: a second model (checkpoint), or nats saved by --save_nats, to compare with on the same text.
         record: append the result as a row to this ledger (results/NAME.jsonl).
@@ -81,6 +82,8 @@ def evaluate(
     span = _span(found, store, accounting)
     result: dict[str, Any] = {"checkpoint": str(found.path), "data": store.name, "accounting": accounting}
     result |= figures(nats, store, span)
+    if accounting != "all":
+        result["all"] = figures(nats, store)
     result |= {"streams": streams, "precision": precision, "device": str(place), "seconds": round(seconds, 3)}
     if against is not None:
         other = _other_nats(against, store, batch_size, streams, place, precision)
@@ -103,7 +106,12 @@ def _span(checkpoint: Checkpoint, store: TokenStore, accounting: Accounting) -> 
 
 
 def _score_checkpoint(
-    checkpoint: Checkpoint, store: TokenStore, batch_size: int, streams: Streams, device: torch.device, precision: str
+    checkpoint: Checkpoint,
+    store: TokenStore,
+    batch_size: int,
+    streams: Streams,
+    device: torch.device,
+    precision: str,
 ) -> NDArray[np.float64]:
     model = checkpoint.load_model().to(device)
     if precision == "float64":

@@ -37,9 +37,7 @@ class LogMemory(nn.Module):
     filters: Tensor
     kept: Tensor
 
-    def __init__(
-        self, dim: int, bank: FilterBank, norm: bool = True, path: Path = "auto", eps: float = 1e-5
-    ) -> None:
+    def __init__(self, dim: int, bank: FilterBank, norm: bool = True, path: Path = "auto", eps: float = 1e-5) -> None:
         super().__init__()
         if path not in ("auto", "naive", "bag", "support"):
             raise ValueError(f"path must be auto, naive, bag or support, got {path!r}")

@@ -77,4 +77,4 @@ def _blocks(filters: Tensor, parts: list[Group], length: int) -> list[tuple[slic
 
 def compress(filters: Tensor, history: Tensor, parts: list[Group]) -> Tensor:
     """As `naive.compress`, by the groups that `groups` found for these filters."""
-    return _Compress.apply(history, filters.to(accumulation_dtype(history.dtype)), parts)  # type: ignore[no-any-return]
+    return _Compress.apply(history, filters.to(accumulation_dtype(history.dtype)), parts)

@@ -77,7 +77,7 @@ class Attention(nn.Module):
             key, value = cache.extend(self, key, value)
         # with a cache there is either nothing in it yet, or a single query that may see all of it
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
-        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -93,7 +93,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cache)
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))  # type: ignore[no-any-return]
+        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))
 
 
 class Transformer(nn.Module):
@@ -112,9 +112,9 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.apply(_initialise)
-        for block in self.blocks:  # the residual stream adds up 2 × layers of these
-            for layer in (block.attention.out, block.mlp_out):
-                nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * config.layers))
+        for name, weight in self.named_parameters():  # the residual stream adds up 2 × layers of these
+            if name.endswith(("attention.out.weight", "mlp_out.weight")):
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * config.layers))
 
     @property
     def history(self) -> int:
@@ -142,7 +142,7 @@ class Transformer(nn.Module):
         x = x + self.positions.weight[start : start + x.shape[1]]
         for block in self.blocks:
             x = block(x, cache)
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.table.weight)
@@ -154,9 +154,7 @@ class Transformer(nn.Module):
         for some, theirs in zip(rows.split(size), wanted.split(size), strict=True):
             logits = self.logits(some)
             costs.append(
-                F.cross_entropy(
-                    logits.to(accumulation_dtype(logits.dtype)), theirs, ignore_index=-1, reduction="none"
-                )
+                F.cross_entropy(logits.to(accumulation_dtype(logits.dtype)), theirs, ignore_index=-1, reduction="none")
             )
         return torch.cat(costs).view_as(targets)
 

@@ -1,13 +1,13 @@
 """Checkpoints: a folder each, written beside its place and renamed into it, so that it is whole or not there.
 
-    runs/NAME/
-      config.yaml                     the recipe as run
-      log.jsonl                       a line per logged step and per validation
-      checkpoints/step-00000500/
-        model.safetensors             weights
-        optimizer.safetensors         AdamW's two running means per weight
-        state.json                    step, tokens, seconds, the best validation so far, hardware, revision
-        config.yaml, tokenizer.json   all that is needed to use the weights elsewhere
+runs/NAME/
+  config.yaml                     the recipe as run
+  log.jsonl                       a line per logged step and per validation
+  checkpoints/step-00000500/
+    model.safetensors             weights
+    optimizer.safetensors         AdamW's two running means per weight
+    state.json                    step, tokens, seconds, the best validation so far, hardware, revision
+    config.yaml, tokenizer.json   all that is needed to use the weights elsewhere
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ class Checkpoint:
         tensors = _load(self.path / "optimizer.safetensors")
         for name, parameter in model.named_parameters():
             found = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.startswith(f"{name}/")}
-            optimizer.state[parameter] = {
-                key: value if key == "step" else value.to(parameter.device) for key, value in found.items()
-            }
+            optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in found.items()}
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -122,7 +120,6 @@ def sorted_checkpoints(run: Path) -> list[Path]:
 
 
 def save_checkpoint(
-    run: Path,
     config: TrainConfig,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -130,6 +127,7 @@ def save_checkpoint(
     state: dict[str, Any],
 ) -> Path:
     """Write a checkpoint for state["step"], then drop those that are neither among the latest nor the best."""
+    run = config.run
     place = checkpoint_path(run, state["step"])
     if not place.exists():  # a resumed run may come by again
         with new_folder(place) as folder:

@@ -112,7 +112,9 @@ class TrainConfig:
             raise UserError("give either steps or epochs, and not both")
         steps = self.steps if self.steps is not None else round(self.epochs * windows / self.batch_size)  # type: ignore[operator]
         if steps < 1:
-            raise UserError(f"the run comes to {steps} steps; give at least 1 (steps={self.steps}, epochs={self.epochs})")
+            raise UserError(
+                f"the run comes to {steps} steps; give at least 1 (steps={self.steps}, epochs={self.epochs})"
+            )
         return steps
 
     def to_dict(self) -> dict[str, Any]:

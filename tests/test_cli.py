@@ -1,0 +1,186 @@
+"""The command line: help that teaches, one-line errors with exit code 2, and the whole way from text to text."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from logpast.cli import VERBS, main
+from logpast.training import loop
+from logpast.training.config import TrainConfig
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+
+
+def run(*words: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in words])
+    return int(stop.value.code or 0)
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The one line that a mistake is told in."""
+    capsys.readouterr()
+    assert run(*words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("logpast: ")
+    assert error.count("\n") == 1
+    assert "Traceback" not in error
+    return error
+
+
+def parsed(monkeypatch: pytest.MonkeyPatch, *words: object) -> TrainConfig:
+    """The config that `logpast train` would run."""
+    seen: list[TrainConfig] = []
+    monkeypatch.setattr(loop, "train", seen.append)
+    assert run("train", *words) == 0
+    return seen[0]
+
+
+def test_help_does_not_import_torch() -> None:
+    code = "import sys; from logpast.cli import run; run(['--help']); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(verb in done.stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_teaches_by_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*verb.split(), "--help") == 0
+    text = capsys.readouterr().out
+    assert "Examples:" in text
+    assert f"\n    logpast {verb} " in text or f"\n    logpast {verb}\n" in text
+
+
+def test_unknown_words_get_the_nearest_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "did you mean train" in error_of(capsys, "trian")
+    assert "did you mean --checkpoint" in error_of(capsys, "eval", "--chekpoint", "x", "--data", "y")
+    assert "did you mean --model.slots" in error_of(capsys, "train", "--model.slotss", 3)
+    assert "did you mean recent" in error_of(capsys, "train", "--model", "recnt")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("run: r\nmodel:\n  slotz: 5\ndata: {train: x}\nsteps: 1\n")
+    assert "recipe.yaml: unknown key 'model.slotz'; did you mean model.slots?" in error_of(
+        capsys, "train", "--config", recipe
+    )
+    assert "wikitext103" in error_of(capsys, "data", "prepare", "wikitext13:test", "--out", tmp_path / "o")
+
+
+def test_bad_recipes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "nowhere.yaml" in error_of(capsys, "train", "--config", tmp_path / "nowhere.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [1,")
+    assert "is not YAML" in error_of(capsys, "train", "--config", tmp_path / "bad.yaml")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    assert "not a recipe" in error_of(capsys, "train", "--config", tmp_path / "list.yaml")
+
+
+def test_bad_values_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--batch_size" in error_of(capsys, "eval", "--checkpoint", "x", "--data", "y", "--batch_size", "many")
+    assert "slots" in error_of(capsys, "train", "--run", "r", "--data.train", "x", "--model.slots", -3)
+    assert "data" in error_of(capsys, "eval", "--checkpoint", "x")
+    assert "run" in error_of(capsys, "train", "--data.train", "x")
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_recipes_are_whole(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parsed(monkeypatch, "--config", recipe)
+    assert (config.steps is None) != (config.epochs is None)
+
+
+@pytest.mark.parametrize("corpus", ["wikitext103", "pg19"])
+def test_paper_recipes_are_the_papers(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = RECIPES / f"paper-{corpus}.yaml"
+    for slots in range(5, 54, 4):
+        for k in (100, 150, 200):
+            words = ["--config", recipe, "--model.slots", slots, "--model.sharpness", k]
+            model = parsed(monkeypatch, *words).model
+            assert (model.slots, model.sharpness, model.bank.horizon) == (slots, k, 2 ** ((slots - 1) // 4))  # type: ignore[attr-defined]
+    config = parsed(monkeypatch, "--config", recipe)
+    assert config.epochs == {"wikitext103": 90, "pg19": 4}[corpus]
+    assert config.batch_size * config.model.window == 16_384
+    model, optimizer = config.model, config.optimizer
+    assert (model.layers, model.heads, model.width, model.window, model.slots) == (12, 12, 768, 256, 53)
+    assert (optimizer.learning_rate, optimizer.final_learning_rate, optimizer.warmup_steps) == (
+        6e-4,
+        6e-5,
+        700,
+    )
+    assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay, optimizer.clip) == (0.9, 0.95, 0.1, 1.0)
+    control = parsed(monkeypatch, "--config", recipe, "--model", "recent", "--model.slots", 41)
+    assert type(control.model).__name__ == "RecentConfig"
+    assert control.model.slots == 41
+    assert control.optimizer == optimizer
+
+
+def test_dashes_and_later_words_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = RECIPES / "small-cpu.yaml"
+    config = parsed(
+        monkeypatch, "--config", recipe, "--batch-size", 5, "--seed=3", "--resume", "auto", "--batch_size", 6
+    )
+    assert (config.batch_size, config.seed, config.resume) == (6, 3, "auto")
+    assert parsed(monkeypatch, "--config", recipe).resume is False
+
+
+def test_from_text_to_text(books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Five verbs in a row, as a person would type them."""
+    sizes = [
+        "--model.layers",
+        1,
+        "--model.heads",
+        2,
+        "--model.width",
+        16,
+        "--model.window",
+        8,
+        "--model.slots",
+        9,
+    ]
+    assert run("data", "prepare", books, "--out", tmp_path / "store", "--tokenizer", "bpe-300") == 0
+    quick = ["--steps", 5, "--batch_size", 4, "--accelerator", "cpu", "--data.train", tmp_path / "store"]
+    assert run("train", "--run", tmp_path / "run", *quick, *sizes) == 0
+    capsys.readouterr()
+    assert run("eval", "--checkpoint", tmp_path / "run", "--data", books / "0.txt", "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["unscored"] == 0
+    assert run("generate", "--checkpoint", tmp_path / "run", "--prompt", "And", "--tokens", 9) == 0
+    assert capsys.readouterr().out.startswith("And")
+    assert run("filters", "--out", tmp_path / "filters.svg", "--sharpness", "[20, 50]") == 0
+    assert "exists already" in error_of(capsys, "train", "--run", tmp_path / "run", *quick, *sizes)
+
+
+def test_train_straight_from_text(books: Path, tmp_path: Path) -> None:
+    """No preparation: text in, a BPE of its own, a model out; a second run finds the tokens in the cache."""
+    words = [
+        "--data.train",
+        books,
+        "--data.validation",
+        books / "0.txt",
+        "--data.tokenizer",
+        "bpe-300",
+        "--steps",
+        2,
+    ]
+    words += [
+        "--batch_size",
+        4,
+        "--accelerator",
+        "cpu",
+        "--model.layers",
+        1,
+        "--model.heads",
+        1,
+        "--model.width",
+        8,
+    ]
+    words += ["--model.window", 8, "--model.slots", 5]
+    for name in ("first", "second"):
+        assert run("train", "--run", tmp_path / name, *words) == 0
+    models = [(next((tmp_path / name).rglob("model.safetensors"))).read_bytes() for name in ("first", "second")]
+    assert models[0] == models[1]
+
+
+def test_version_and_module(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out.count(".") == 2
+    done = subprocess.run([sys.executable, "-m", "logpast", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0
