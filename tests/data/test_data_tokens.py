@@ -111,6 +111,14 @@ def test_pieces_tokenise_like_the_whole(tokenizer: Tokenizer, text: str, blocks:
         assert sum(count[1] for count in counts) == len(text.split())
 
 
+@both
+def test_pairs_tokenise_like_the_whole(tokenizer: Tokenizer) -> None:
+    """Each pair in turn, for the cases that are too rare to be drawn."""
+    for a, b in product(SNIPPETS, SNIPPETS):
+        ids, _ = tokens._encode(tokenizer, list(tokens._pieces([Passage("t", a + b + a + b)], 1)))
+        assert np.frombuffer(ids, dtype="<u2").tolist() == tokenizer.encode(a + b + a + b).tolist(), (a, b)
+
+
 def test_there_are_cuts_to_find() -> None:
     """That the property above is not met by never cutting."""
     text = "the cat's 日本。\nsat  on\n\n🦊 mats "

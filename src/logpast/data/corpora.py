@@ -2,7 +2,8 @@
 
     wikitext103:test    a split of a known corpus (wikitext103, pg19: train, validation, test; wiki22k: train)
     wikitext103         all its splits
-    book.txt            a file: one document, taken byte for byte
+    book.txt            a file: one document, taken byte for byte; *.raw and *.tokens, WikiText's own file names,
+                        are cut into articles as the corpus is
     books/              a folder: each *.txt below it is a document, in sorted order
     'books/*.md'        a glob
 
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 from logpast.errors import UserError
 
 BLOCK = 1 << 20  # bytes read at a time
+WIKITEXT_SUFFIXES = (".raw", ".tokens")
 
 
 class Passage(NamedTuple):
@@ -139,7 +141,7 @@ def find(spec: str, root: Path | None = None) -> Source:
             raise UserError(f"no *.txt below the folder {spec}: name the files, as in '{path / '*.md'}'")
         return _local(spec, {file.relative_to(path).as_posix(): file for file in files})
     if path.is_file():
-        return _local(spec, {path.name: path})
+        return _local(spec, {path.name: path}, articles=path.suffix in WIKITEXT_SUFFIXES)
     if glob.has_magic(spec):
         files = sorted(file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file())
         if not files:

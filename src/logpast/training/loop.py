@@ -266,7 +266,7 @@ def _fabric(config: TrainConfig) -> Fabric:
 
 def _open_data(data: DataConfig) -> tuple[TokenStore, TokenStore | None]:
     """Training and validation tokens, both of the training text's tokenizer."""
-    train_store = open_tokens(data.train, data.tokenizer or data.train)
+    train_store = open_tokens(data.train, data.tokenizer)
     return train_store, open_tokens(data.validation, train_store.path) if data.validation else None
 
 

@@ -1,0 +1,92 @@
+"""The same answers on a CUDA device: `make test-gpu`."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from logpast.data import TokenStore
+from logpast.experiments.evaluation import evaluate
+from logpast.filters import FilterBank
+from logpast.generation import generate
+from logpast.memory import LogMemory, naive
+from logpast.training.checkpoint import find_checkpoint
+from logpast.training.config import TrainConfig
+from logpast.training.log import read_log
+from logpast.training.loop import train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+BOUNDS = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("path", ["bag", "support"])
+@pytest.mark.parametrize("length", [0, 5, 8192])
+def test_memory_equals_the_definition(dtype: torch.dtype, path: str, length: int) -> None:
+    torch.manual_seed(0)
+    bank = FilterBank()
+    table = torch.randn(500, 24, device="cuda", dtype=dtype).requires_grad_()
+    ids = torch.randint(-1, 500, (4, length), device="cuda")
+    ours = LogMemory(24, bank, norm=False, path=path).to("cuda", dtype).from_ids(ids, table)  # type: ignore[arg-type]
+    exact = table.detach().double().requires_grad_()
+    reference = LogMemory(24, bank, norm=False, path="naive").to("cuda", torch.float64)(naive.embed(exact, ids))
+    towards = torch.randn_like(reference).to(dtype)
+    ours.backward(towards)
+    reference.backward(towards.double())
+    for mine, true in ((ours, reference), (table.grad, exact.grad)):
+        error = (mine.detach().double() - true.detach()).abs().max() / true.detach().abs().max().clamp(min=1e-30)
+        bound = BOUNDS[dtype] if path == "bag" or dtype.itemsize > 2 else 5 * BOUNDS[dtype]
+        assert float(error) < bound
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("compile", [False, True])
+def test_training_is_that_of_the_cpu(train_config: TrainConfig, precision: str, compile: bool) -> None:
+    on_cpu = replace(train_config, run=train_config.run.with_name("cpu"))
+    on_gpu = replace(train_config, accelerator="cuda", precision=precision, compile=compile)  # type: ignore[arg-type]
+    for config in (on_cpu, on_gpu):
+        train(config)
+    cpu, gpu = ([r["loss"] for r in read_log(c.run) if "loss" in r] for c in (on_cpu, on_gpu))
+    assert gpu == pytest.approx(cpu, rel=1e-4 if precision == "32-true" else 2e-2)
+
+
+def test_resuming_goes_on_with_the_optimizer(train_config: TrainConfig) -> None:
+    config = replace(train_config, accelerator="cuda", keep=10)
+    train(config)
+    middle = find_checkpoint(config.run / "checkpoints" / "step-00000012")
+    again = replace(config, run=config.run.with_name("again"), resume=str(middle.path))
+    train(again)
+    whole, resumed = (find_checkpoint(c.run, "latest").weights() for c in (config, again))
+    for name in whole:
+        torch.testing.assert_close(resumed[name], whole[name], rtol=1e-3, atol=1e-5)
+
+
+def test_scoring_is_that_of_the_cpu(train_config: TrainConfig, store: TokenStore) -> None:
+    train(replace(train_config, steps=10))
+    results = {
+        (device, size): evaluate(train_config.run, str(store.path), device=device, batch_size=size)["nats"]
+        for device in ("cpu", "cuda")
+        for size in (1, 7, 64)
+    }
+    assert list(results.values()) == pytest.approx([results["cpu", 1]] * 6, rel=1e-6)
+    rough = evaluate(train_config.run, str(store.path), device="cuda", precision="bfloat16")["nats"]
+    assert math.isclose(rough, results["cpu", 1], rel_tol=1e-2)
+
+
+def test_generation_runs_there(train_config: TrainConfig) -> None:
+    train(replace(train_config, steps=5))
+    texts = [generate(train_config.run, "And God", tokens=20, temperature=0, device=d) for d in ("cpu", "cuda")]
+    assert texts[0] == texts[1]
+
+
+def test_bank_moves_with_the_module() -> None:
+    memory = LogMemory(8, FilterBank(slots=9)).cuda().half()
+    assert memory.filters.is_cuda
+    assert memory.filters.dtype == torch.float32
+    exact = memory.bank.weights[::-1, ::-1].astype(np.float32)
+    assert (memory.filters.cpu().numpy() == exact).all()
