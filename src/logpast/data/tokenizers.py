@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -79,12 +80,19 @@ class GPT2(Tokenizer):
     BEFORE_LAST_SPACE = re.compile(r"(?<=[^\S\x1c-\x1f])(?=[^\S\x1c-\x1f]\S)")
 
     def __init__(self) -> None:
-        ranks = _gpt2_ranks()
-        eot = len(ranks)
-        self._encoding = tiktoken.Encoding(
-            "gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: eot}
-        )
-        super().__init__("gpt2", [*sorted(ranks, key=ranks.__getitem__), END_OF_TEXT.encode()], eot)
+        self._ranks = ranks = _gpt2_ranks()
+        self._of_thread = threading.local()
+        super().__init__("gpt2", [*sorted(ranks, key=ranks.__getitem__), END_OF_TEXT.encode()], len(ranks))
+
+    @property
+    def _encoding(self) -> tiktoken.Encoding:
+        """Each thread has its own: tiktoken's regex is a third slower for all but the first that uses it."""
+        if not hasattr(self._of_thread, "encoding"):
+            self._of_thread.encoding = tiktoken.Encoding(
+                "gpt2", pat_str=PATTERN, mergeable_ranks=self._ranks, special_tokens={END_OF_TEXT: self.eot}
+            )
+        encoding: tiktoken.Encoding = self._of_thread.encoding
+        return encoding
 
     def encode(self, text: str) -> npt.NDArray[np.uint32]:
         try:
@@ -187,7 +195,9 @@ def _gpt2_ranks() -> dict[bytes, int]:
         if hashlib.sha256(content).hexdigest() != sha256:
             raise UserError(f"{folder / name} is not GPT-2's (its SHA-256 differs): {GET_GPT2}")
     merges, ids = (str(folder / name) for name in GPT2_FILES)
-    return data_gym_to_mergeable_bpe_ranks(vocab_bpe_file=merges, encoder_json_file=ids)
+    # With the sums, for tiktoken reads a copy of its own making, in a folder for temporary files, if there is one.
+    merges_sum, ids_sum = GPT2_FILES.values()
+    return data_gym_to_mergeable_bpe_ranks(merges, ids, merges_sum, ids_sum)
 
 
 def _byte_of_letter() -> dict[str, int]:
