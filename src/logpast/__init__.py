@@ -1,0 +1,66 @@
+"""logpast: a long past for transformers at the price of a short window.
+
+    from logpast import FilterBank, LogMemory                 # the memory alone, for your own model
+    from logpast import TrainConfig, prepare, train, evaluate, generate   # what the command line does
+
+Names are imported when they are first used, so that `import logpast` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from logpast.errors import UserError
+from logpast.version import __version__
+
+if TYPE_CHECKING:
+    from logpast.data.tokens import TokenStore, open_tokens, prepare
+    from logpast.experiments.evaluation import evaluate
+    from logpast.experiments.figures import draw_filters
+    from logpast.filters import FilterBank
+    from logpast.generation import generate
+    from logpast.memory import LogMemory
+    from logpast.models import LogMemoryConfig, RecentConfig, build
+    from logpast.scoring import score
+    from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
+    from logpast.training.loop import train
+
+_HOMES = {
+    "logpast.data.tokens": ("TokenStore", "open_tokens", "prepare"),
+    "logpast.experiments.evaluation": ("evaluate",),
+    "logpast.experiments.figures": ("draw_filters",),
+    "logpast.filters": ("FilterBank",),
+    "logpast.generation": ("generate",),
+    "logpast.memory": ("LogMemory",),
+    "logpast.models": ("LogMemoryConfig", "RecentConfig", "build"),
+    "logpast.scoring": ("score",),
+    "logpast.training.config": ("DataConfig", "OptimizerConfig", "TrainConfig"),
+    "logpast.training.loop": ("train",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "DataConfig",
+    "FilterBank",
+    "LogMemory",
+    "LogMemoryConfig",
+    "OptimizerConfig",
+    "RecentConfig",
+    "TokenStore",
+    "TrainConfig",
+    "UserError",
+    "__version__",
+    "build",
+    "draw_filters",
+    "evaluate",
+    "generate",
+    "open_tokens",
+    "prepare",
+    "score",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module 'logpast' has no attribute {name!r}")

