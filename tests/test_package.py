@@ -12,7 +12,7 @@ import logpast
 SOURCE = Path(logpast.__file__).parent
 # the floors, ground first; a module may import from its own floor and from those below
 FLOORS = [
-    ["errors", "version", "filters"],
+    ["errors", "version", "filters", "files"],
     ["memory", "environment", "progress"],
     ["models", "data"],
     ["metrics"],

@@ -13,7 +13,8 @@ from logpast.errors import UserError
 from logpast.version import __version__
 
 if TYPE_CHECKING:
-    from logpast.data.tokens import TokenStore, open_tokens, prepare
+    from logpast.data.preparation import open_tokens, prepare
+    from logpast.data.tokens import TokenStore
     from logpast.experiments.evaluation import evaluate
     from logpast.experiments.figures import draw_filters
     from logpast.filters import FilterBank
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from logpast.training.loop import train
 
 _HOMES = {
-    "logpast.data.tokens": ("TokenStore", "open_tokens", "prepare"),
+    "logpast.data.preparation": ("open_tokens", "prepare"),
+    "logpast.data.tokens": ("TokenStore",),
     "logpast.experiments.evaluation": ("evaluate",),
     "logpast.experiments.figures": ("draw_filters",),
     "logpast.filters": ("FilterBank",),

@@ -28,7 +28,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "data prepare": Verb("logpast.data.tokens", "prepare", "turn text into a token store", "sources"),
+    "data prepare": Verb("logpast.data.preparation", "prepare", "turn text into a token store", "sources"),
     "train": Verb("logpast.training.loop", "train", "train a model from a recipe"),
     "eval": Verb("logpast.experiments.evaluation", "evaluate", "score a model on a text: perplexity, bits per byte"),
     "generate": Verb("logpast.generation", "generate", "write on from a prompt"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 QUIET_SECONDS = 10.0  # between two lines where there is no terminal
 
@@ -16,7 +16,7 @@ QUIET_SECONDS = 10.0  # between two lines where there is no terminal
 class Meter:
     """Says how far a job is; `update` may be called as often as one likes."""
 
-    def __init__(self, title: str, total: int, live: Progress | None, console: Console, done: int) -> None:
+    def __init__(self, title: str, total: int | None, live: Progress | None, console: Console, done: int) -> None:
         self.title, self.total, self.live, self.console = title, total, live, console
         self.started = self.spoke = time.monotonic()
         self.start = done
@@ -29,6 +29,9 @@ class Meter:
         now = time.monotonic()
         if now - self.spoke >= QUIET_SECONDS:
             self.spoke = now
+            if self.total is None:
+                self.say(f"{self.title} {done:,} {note}")
+                return
             left = (now - self.started) / max(done - self.start, 1) * (self.total - done)
             self.say(f"{self.title} {done:,}/{self.total:,} {note} {_clock(left)} left")
 
@@ -38,15 +41,15 @@ class Meter:
 
 
 @contextmanager
-def meter(title: str, total: int, done: int = 0, visible: bool = True) -> Iterator[Meter]:
+def meter(title: str, total: int | None, done: int = 0, visible: bool = True) -> Iterator[Meter]:
     """Progress of one job, on standard error, so that standard output stays clean for results."""
-    console = Console(file=sys.stderr, quiet=not visible)
+    console = Console(file=sys.stderr, quiet=not visible, emoji=False)  # wikitext103:train: is no train
     if not (visible and console.is_terminal):
         yield Meter(title, total, None, console, done)
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=20), TaskProgressColumn(),
-        TextColumn("{task.completed:,}/{task.total:,}"), TextColumn("{task.fields[note]}"), TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), TaskProgressColumn(),
+        MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True) as live:
         yield Meter(title, total, live, console, done)

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from logpast import files
 from logpast.data import (
     Counts,
     Tokenizer,
@@ -28,8 +29,8 @@ from logpast.data import (
     corpora,
     load_tokenizer,
     open_tokens,
+    preparation,
     prepare,
-    tokens,
     train_bpe,
 )
 from logpast.data.corpora import Passage, Tally, find, read
@@ -101,12 +102,12 @@ def test_pieces_tokenise_like_the_whole(tokenizer: Tokenizer, text: str, blocks:
     marks = [0, *sorted(min(place, len(text)) for place in blocks), len(text)]
     parts = [text[a:b] for a, b in pairwise(marks) if a < b]
     passages = [Passage(None if n else "text", part) for n, part in enumerate(parts)]
-    pieces = list(tokens._pieces(passages, size))
+    pieces = list(preparation._pieces(passages, size))
     assert "".join(piece.text for piece in pieces) == text
     assert [piece.title for piece in pieces] == (["text"] + [None] * len(pieces))[: len(pieces)]
     assert all(len(piece.text) >= size for piece in pieces[:-1])
     if text:
-        ids, counts = tokens._encode(tokenizer, pieces)
+        ids, counts = preparation._encode(tokenizer, pieces)
         assert np.frombuffer(ids, dtype="<u2").tolist() == tokenizer.encode(text).tolist()
         assert sum(count[1] for count in counts) == len(text.split())
 
@@ -115,14 +116,14 @@ def test_pieces_tokenise_like_the_whole(tokenizer: Tokenizer, text: str, blocks:
 def test_pairs_tokenise_like_the_whole(tokenizer: Tokenizer) -> None:
     """Each pair in turn, for the cases that are too rare to be drawn."""
     for a, b in product(SNIPPETS, SNIPPETS):
-        ids, _ = tokens._encode(tokenizer, list(tokens._pieces([Passage("t", a + b + a + b)], 1)))
+        ids, _ = preparation._encode(tokenizer, list(preparation._pieces([Passage("t", a + b + a + b)], 1)))
         assert np.frombuffer(ids, dtype="<u2").tolist() == tokenizer.encode(a + b + a + b).tolist(), (a, b)
 
 
 def test_there_are_cuts_to_find() -> None:
     """That the property above is not met by never cutting."""
     text = "the cat's 日本。\nsat  on\n\n🦊 mats "
-    pieces = [piece.text for piece in tokens._pieces([Passage("t", text)], 1)]
+    pieces = [piece.text for piece in preparation._pieces([Passage("t", text)], 1)]
     assert pieces == ["the", " cat's", " 日本。", "\nsat", "  on", "\n\n🦊", " mats", " "]
 
 
@@ -130,9 +131,9 @@ def test_there_are_cuts_to_find() -> None:
 def test_text_without_a_place_to_cut(tokenizer: Tokenizer) -> None:
     text = "word" + " " * 5000 + "x" * 5000 + "\n" * 5000 + "end"
     passages = [Passage(None if n else "t", text[i : i + 100]) for n, i in enumerate(range(0, len(text), 100))]
-    pieces = list(tokens._pieces(passages, 10))
+    pieces = list(preparation._pieces(passages, 10))
     assert [len(piece.text) for piece in pieces] == [10_004, 5_003]
-    ids, _ = tokens._encode(tokenizer, pieces)
+    ids, _ = preparation._encode(tokenizer, pieces)
     assert np.frombuffer(ids, dtype="<u2").tolist() == tokenizer.encode(text).tolist()
 
 
@@ -140,16 +141,16 @@ def test_text_without_a_place_to_cut(tokenizer: Tokenizer) -> None:
 def test_any_character_can_be_cut_after(tokenizer: Tokenizer) -> None:
     """Tried on each: that none which is white space to a tokenizer's pattern counts as \\S here."""
     text = "".join(f"{chr(code)} " for code in [*range(0xD800), *range(0xE000, 1 << 16), 0x1F98A])
-    pieces = list(tokens._pieces([Passage("t", text)], 1))
+    pieces = list(preparation._pieces([Passage("t", text)], 1))
     assert len(pieces) > 63_000
-    ids, _ = tokens._encode(tokenizer, pieces)
+    ids, _ = preparation._encode(tokenizer, pieces)
     assert np.array_equal(np.frombuffer(ids, dtype="<u2"), tokenizer.encode(text))
 
 
 @settings(deadline=None)
 @given(text=nasty.filter(bool))
 def test_words_are_those_of_split(text: str) -> None:
-    assert tokens._words(text) == len(text.split())
+    assert preparation._words(text) == len(text.split())
 
 
 # --- preparing
@@ -157,7 +158,7 @@ def test_words_are_those_of_split(text: str) -> None:
 
 @pytest.mark.parametrize("piece", [1, 4, 1000])
 def test_counts_and_documents(piece: int, books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "PIECE", piece)
+    monkeypatch.setattr(preparation, "PIECE", piece)
     (store,) = prepare(["a.txt", "b.txt"], Path("out"))
     assert astuple(store.counts) == (
         len(GPT2.encode("one two\nthree")) + len(GPT2.encode("four\n\n")),
@@ -222,7 +223,7 @@ def test_wikitext_test_set(tmp_path: Path) -> None:
 @both
 def test_parallel_is_serial_is_whole(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer.save(tmp_path)
-    monkeypatch.setattr(tokens, "PIECE", 5000)
+    monkeypatch.setattr(preparation, "PIECE", 5000)
     monkeypatch.setattr(corpora, "BLOCK", 7001)
     stores = [
         prepare(["wikitext103:validation"], tmp_path / str(workers), str(tmp_path / "tokenizer.json"), workers)[0]
@@ -354,12 +355,12 @@ def test_ctrl_c_and_a_full_disk_leave_nothing(books: Path, monkeypatch: pytest.M
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tokens, "_add", interrupted)
+    monkeypatch.setattr(preparation, "_add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare(["a.txt"], Path("out"))
     monkeypatch.undo()
     os.chdir(books)
-    monkeypatch.setattr(tokens, "_sync", full)
+    monkeypatch.setattr(files, "sync", full)
     with pytest.raises(UserError, match=r"cannot write .*out: No space left on device"):
         prepare(["a.txt"], Path("out"))
     assert left_in(books) == ["a.txt", "b.txt"]
@@ -370,7 +371,7 @@ def test_killed_in_the_middle(end: signal.Signals, tmp_path: Path) -> None:
     with (tmp_path / "big.txt").open("w") as file:
         for n in range(60):
             file.write(f"{n} the quick brown fox — " * 40_000)
-    code = "from logpast.data.tokens import *; prepare(['big.txt'], Path('out'), workers=1)"
+    code = "from pathlib import Path; from logpast.data import prepare; prepare(['big.txt'], Path('out'), workers=1)"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 30
     while not any(file.stat().st_size for file in tmp_path.glob(".out.*.unfinished/tokens.bin")):
@@ -387,14 +388,14 @@ def test_killed_in_the_middle(end: signal.Signals, tmp_path: Path) -> None:
 
 
 def test_a_store_that_appears_meanwhile_is_left(books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sync = tokens._sync
+    sync = files.sync
 
     def meanwhile(path: Path) -> None:
         (books / "out").mkdir(exist_ok=True)
         (books / "out" / "precious").touch()
         sync(path)
 
-    monkeypatch.setattr(tokens, "_sync", meanwhile)
+    monkeypatch.setattr(files, "sync", meanwhile)
     with pytest.raises(UserError, match="was made by another process meanwhile"):
         prepare(["a.txt"], Path("out"))
     assert left_in(books) == ["a.txt", "b.txt", "out"]
@@ -504,8 +505,8 @@ def test_open_tokens_prepares_once(books: Path, monkeypatch: pytest.MonkeyPatch)
     first = open_tokens("a.txt", "gpt2")
     assert first.path.is_relative_to(books / "cache")
     made = list[str]()
-    write = tokens._write_store
-    monkeypatch.setattr(tokens, "_write_store", lambda *args: made.append("store") or write(*args))
+    write = preparation._write_store
+    monkeypatch.setattr(preparation, "_write_store", lambda *args: made.append("store") or write(*args))
     assert open_tokens("a.txt", GPT2).path == first.path
     assert made == []
     assert open_tokens("a.txt", BPE).path != first.path
@@ -516,13 +517,13 @@ def test_open_tokens_prepares_once(books: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_open_tokens_by_two_at_once(books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, both_have_written = tokens._write_store, threading.Barrier(2)
+    write, both_have_written = preparation._write_store, threading.Barrier(2)
 
     def write_and_wait(*args: Any) -> None:
         write(*args)
         both_have_written.wait(10)
 
-    monkeypatch.setattr(tokens, "_write_store", write_and_wait)
+    monkeypatch.setattr(preparation, "_write_store", write_and_wait)
     stores: list[TokenStore] = []
     threads = [threading.Thread(target=lambda: stores.append(open_tokens("a.txt", "gpt2"))) for _ in range(2)]
     for thread in threads:

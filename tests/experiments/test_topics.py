@@ -150,10 +150,15 @@ def test_streams_are_what_they_say() -> None:
     assert (drawn.tokens != SMALL.sample(50_000, seed=4)).mean() > 0.5
 
 
-def test_store_has_end_of_text_as_one_more_token() -> None:
-    store = SMALL.store(100, seed=3)
+def test_stores_hold_streams_of_their_own() -> None:
+    store = SMALL.store(300, seed=3, documents=3)
     assert (store.tokenizer.size, store.tokenizer.eot) == (9, 8)
-    np.testing.assert_array_equal(store.tokens, SMALL.sample(100, seed=3))
+    assert store.documents.tokens.tolist() == [100, 100, 100]
+    streams = np.split(store.tokens, 3)
+    assert min((a != b).mean() for a, b in itertools.combinations(streams, 2)) > 0.5
+    np.testing.assert_array_equal(store.tokens, SMALL.store(300, seed=3, documents=3).tokens)
+    assert (store.tokens != SMALL.store(300, seed=4, documents=3).tokens).mean() > 0.5
+    assert SMALL.store(300, seed=3).counts.documents == 1
 
 
 def test_the_demo_has_something_to_show() -> None:

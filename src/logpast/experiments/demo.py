@@ -84,11 +84,14 @@ def write_chapters(folder: Path) -> dict[str, Any]:
         place = folder / str(split) / f"{number:05d}.txt"
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text("\n".join(verses) + "\n", encoding="utf-8")
-    return {"source": "King James text", "chapters": {s: int((splits == s).sum()) for s in ("train", "validation", "test")}}
+    return {
+        "source": "King James text",
+        "chapters": {s: int((splits == s).sum()) for s in ("train", "validation", "test")},
+    }
 
 
 def write_topics(folder: Path) -> dict[str, Any]:
-    """Streams of drifting topics as text, a letter a token, and the best losses that are possible on the test stream."""
+    """Streams of drifting topics as text, a letter a token, and the best possible losses on the test stream."""
     source = Topics()
     model = yaml.safe_load((RECIPES / f"{TOPICS.recipe}.yaml").read_text())["model"]
     for seed, (split, tokens) in enumerate({"train": 2_000_000, "validation": 20_000, "test": 100_000}.items()):

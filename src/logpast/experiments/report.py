@@ -125,7 +125,9 @@ def _loss_curves(home: Path, levels: dict[str, float] | None = None) -> str:
         ends += [value for _, value in checks]
     for label, level in (levels or {}).items():
         axis.axhline(level, color="0.3", linestyle=":", linewidth=1)
-        axis.annotate(f"best, {label}", (0.995, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+        axis.annotate(
+            f"best, {label}", (0.995, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
+        )
         ends.append(level)
     spread = max(ends) - min(ends)
     axis.set(xlabel="step", ylabel="nats per token", ylim=(min(ends) - 0.3 * spread, max(ends) + 0.6 * spread))

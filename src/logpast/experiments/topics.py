@@ -7,9 +7,9 @@ present topic is and which tokens it has given; the longer a past one sees, the 
 
 Two optima, in nats for every token, by exact Bayesian filtering over where the present segment began:
 
-    nats_given_all       from the whole past of the stream: no model can do better;
+    nats_given_all       from the whole past of the stream: no model does better in the long run;
     nats_given_recent    from the window and the L tokens before it, all that the delta control sees: no model that
-                         sees only these can do better.
+                         sees only these does better in the long run.
 
 The stream is stationary, as if it had been running for ever before its first token. So whoever begins to look, at its
 start or in its midst, finds a segment under way, more likely a long one than a short one: what is left of it follows
@@ -30,6 +30,7 @@ from logpast.errors import UserError
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Seed = int | np.random.SeedSequence
 
 
 class Draw(NamedTuple):
@@ -59,8 +60,8 @@ class Topics:
 
     vocabulary: int = 8
     concentration: float = 1.0
-    exponent: float = 2.0
-    shortest: int = 64
+    exponent: float = 1.5
+    shortest: int = 128
     longest: int = 4096
 
     def __post_init__(self) -> None:
@@ -82,7 +83,7 @@ class Topics:
         at_least = _tails(self.durations)
         return at_least / at_least.sum()
 
-    def draw(self, tokens: int, seed: int) -> Draw:
+    def draw(self, tokens: int, seed: Seed) -> Draw:
         """A stationary stream of so many tokens, 1 or more."""
         random = np.random.default_rng(seed)
         enough = tokens // self.shortest  # segments after the first, however short they come out
@@ -94,14 +95,18 @@ class Topics:
         drawn = [random.choice(self.vocabulary, size, p=topic) for size, topic in zip(sizes, topics, strict=True)]
         return Draw(np.concatenate(drawn), segments, topics)
 
-    def sample(self, tokens: int, seed: int) -> Ints:
+    def sample(self, tokens: int, seed: Seed) -> Ints:
         """The tokens of `draw` alone."""
         return self.draw(tokens, seed).tokens
 
-    def store(self, tokens: int, seed: int) -> TokenStore:
-        """The same in a token store, to train on and to score."""
-        drawn = self.sample(tokens, seed)
-        return TokenStore.in_memory([drawn], self.vocabulary + 1, eot=self.vocabulary, name=f"topics:{seed}")
+    def store(self, tokens: int, seed: int, documents: int = 1) -> TokenStore:
+        """So many tokens in a store, to train on and to score: one stream, or equal documents that are each their own.
+
+        A model that is to know what to do at a stream's start, where its past is not full yet, must have met some.
+        """
+        seeds = np.random.SeedSequence(seed).spawn(documents)
+        parts = [self.sample(tokens // documents, part) for part in seeds]
+        return TokenStore.in_memory(parts, self.vocabulary + 1, eot=self.vocabulary, name=f"topics:{seed}")
 
     def nats_given_all(self, tokens: ArrayLike) -> Array:
         """(N,): the least loss of each token for those who know the source and have seen all tokens before it."""

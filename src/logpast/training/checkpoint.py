@@ -13,12 +13,8 @@ runs/NAME/
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +27,7 @@ from torch import Tensor, nn
 
 from logpast.data import Tokenizer, load_tokenizer
 from logpast.errors import UserError
+from logpast.files import remove, whole_or_absent
 from logpast.models import Transformer, build
 from logpast.training.config import TrainConfig
 
@@ -130,7 +127,7 @@ def save_checkpoint(
     run = config.run
     place = checkpoint_path(run, state["step"])
     if not place.exists():  # a resumed run may come by again
-        with new_folder(place) as folder:
+        with whole_or_absent(place) as folder:
             save_file(_on_cpu(model.state_dict()), folder / "model.safetensors")
             moments = {
                 f"{name}/{key}": value
@@ -145,39 +142,8 @@ def save_checkpoint(
     best = (state.get("best") or {}).get("step")
     for old in sorted_checkpoints(run)[: -config.keep]:
         if old != checkpoint_path(run, best or -1):
-            remove_folder(old)
+            remove(old)
     return place
-
-
-@contextmanager
-def new_folder(place: Path) -> Iterator[Path]:
-    """A folder that appears at `place` only if the block succeeds, with all in it on disk."""
-    folder = place.with_name(f".{place.name}.{os.getpid()}.part")
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-        for file in folder.iterdir():
-            _sync(file)
-        _sync(folder)
-        folder.rename(place)
-        _sync(place.parent)
-    except OSError as error:
-        raise UserError(f"could not write {place}: {error.strerror or error}; free some space and resume") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def remove_folder(folder: Path) -> None:
-    """Take a checkpoint away in one step: half of one must never look like a whole one."""
-    away = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    folder.rename(away)
-    shutil.rmtree(away, ignore_errors=True)
-
-
-def remove_leftovers(run: Path) -> None:
-    """What a killed run left half written or half removed."""
-    for folder in (run / "checkpoints").glob(".step-*"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _on_cpu(tensors: dict[str, Any]) -> dict[str, Tensor]:
@@ -189,11 +155,3 @@ def _load(file: Path) -> dict[str, Tensor]:
         return load_file(file)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} cannot be read ({error}); use another checkpoint of the run") from None
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -20,8 +20,8 @@ class DataConfig:
     validation: str | None = None
     """validation text, in the same forms; the best checkpoint is chosen on it"""
     tokenizer: str | None = None
-    """gpt2, bpe-SIZE (trained on the training text), or a folder with a tokenizer.json; default: the training
-    store's own, or gpt2 for text"""
+    """for text: gpt2 (default), bpe-SIZE (trained on the training text), or a folder with a tokenizer.json; a token
+    store brings its own"""
     streams: Streams = "corpus"
     """corpus: all text is one stream, as in the paper; document: nothing is seen across document borders"""
     jitter: bool = False

@@ -19,10 +19,11 @@ import torch
 import yaml
 from torch import Tensor
 
-from logpast.data import TokenStore, open_tokens
+from logpast.data import TokenStore, is_store, open_tokens
 from logpast.data.windows import Batch, Batches
 from logpast.environment import describe, revision
 from logpast.errors import UserError
+from logpast.files import remove, sweep
 from logpast.metrics import perplexity
 from logpast.models import build
 from logpast.progress import Meter, meter
@@ -30,8 +31,6 @@ from logpast.scoring import score
 from logpast.training.checkpoint import (
     Checkpoint,
     find_checkpoint,
-    remove_folder,
-    remove_leftovers,
     save_checkpoint,
     sorted_checkpoints,
 )
@@ -266,7 +265,7 @@ def _fabric(config: TrainConfig) -> Fabric:
 
 def _open_data(data: DataConfig) -> tuple[TokenStore, TokenStore | None]:
     """Training and validation tokens, both of the training text's tokenizer."""
-    train_store = open_tokens(data.train, data.tokenizer)
+    train_store = open_tokens(data.train, None if is_store(data.train) else data.tokenizer)
     return train_store, open_tokens(data.validation, train_store.path) if data.validation else None
 
 
@@ -300,10 +299,10 @@ def _find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | Non
 def _enter_run(config: TrainConfig, step: int) -> None:
     """Make the run's folder, or clear from it what a killed run left behind."""
     config.run.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(config.run)
+    sweep(config.run / "checkpoints")
     for folder in sorted_checkpoints(config.run):
         if int(folder.name.partition("-")[2]) > step:  # later than the one we go on from: it was found damaged
-            remove_folder(folder)
+            remove(folder)
     (config.run / "config.yaml").write_text(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
 
 

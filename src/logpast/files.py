@@ -1,0 +1,55 @@
+"""Folders that are whole or not there: what a kill, a full disk or Ctrl-C must never leave is half of one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from logpast.errors import UserError
+
+
+@contextmanager
+def whole_or_absent(place: Path) -> Iterator[Path]:
+    """A folder to build in, moved to `place` when the block is done and all of it is on disk.
+
+    Raises FileExistsError if something else has come to stand there meanwhile; it is left as it is.
+    """
+    folder = place.with_name(f".{place.name}.{secrets.token_hex(4)}.unfinished")
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+        for path in [*folder.rglob("*"), folder]:
+            sync(path)
+        os.rename(folder, place)
+        sync(place.parent)
+    except OSError as error:
+        if os.path.lexists(place):
+            raise FileExistsError(place) from error
+        raise UserError(f"cannot write {place}: {error.strerror}; make room or choose another place") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove(folder: Path) -> None:
+    """Take a folder away in one step."""
+    away = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.unfinished")
+    folder.rename(away)
+    shutil.rmtree(away, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Clear away what killed processes left half built, or half removed, in a folder that nobody else writes to."""
+    for leftover in folder.glob(".*.unfinished"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
