@@ -90,7 +90,7 @@ def prepare(
     table = Table(Column("store", overflow="fold"), *(Column(f.name, justify="right") for f in fields(Counts)))
     for store in stores:
         table.add_row(str(store.path), *(f"{count:,}" for count in astuple(store.counts)))
-    Console().print(table)
+    Console(emoji=False).print(table)
     return stores
 
 

@@ -30,7 +30,7 @@ class LogMemory(nn.Module):
         dim: width of the embeddings.
         bank: the filters.
         norm: one LayerNorm over the slots, as in the paper; False gives the bare sums.
-        path: `auto` takes the fast path: `support`, or `bag` for ids on a CPU; `naive` is the definition.
+        path: `auto` takes the fast path (`bag` for ids, `support` for embeddings); `naive` is the definition.
         eps: the LayerNorm's epsilon.
     """
 
@@ -66,18 +66,11 @@ class LogMemory(nn.Module):
         ids = self._within_horizon(ids)
         if lengths is not None:
             ids = ids.masked_fill(~self._real(ids, lengths), -1)
-        path = self.path_for_ids(table.device)
-        if path == "naive":
+        if self.path == "naive":
             return self.norm(naive.compress_ids(self.filters, ids, table))
-        if path == "support":
+        if self.path == "support":
             return self.norm(support.compress(self.filters, naive.embed(table, ids), self._groups))
         return self.norm(bag.compress_ids(self.filters, ids, table, self.kept))
-
-    def path_for_ids(self, device: torch.device) -> Path:
-        """Which path `from_ids` takes there: finding distinct tokens is cheap on a CPU and slow on a GPU."""
-        if self.path != "auto":
-            return self.path
-        return "bag" if device.type == "cpu" else "support"
 
     def _within_horizon(self, history: Tensor) -> Tensor:
         return history[:, max(0, history.shape[1] - self.bank.horizon) :]
