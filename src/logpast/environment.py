@@ -52,7 +52,12 @@ def _processor() -> str:
 
 
 def revision() -> str:
-    """The commit that this code is at, with "+changes" if files differ from it; the version where there is no git."""
+    """The commit that this code is at, with "+changes" if files differ from it; the version where there is no git.
+
+    A copy without its repository can be told by the environment variable LOGPAST_REVISION.
+    """
+    if told := os.environ.get("LOGPAST_REVISION"):
+        return told
     here = Path(__file__).resolve().parent
     try:
         _git(here, "ls-files", "--error-unmatch", "environment.py")  # a copy installed inside some other repository

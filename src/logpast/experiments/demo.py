@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from logpast.training.log import read_log
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 SYSTEMS = {"memory": "log_memory", "control": "recent"}
+STREAMS = {"train": (100, 25_000), "validation": (1, 20_000), "test": (1, 100_000)}  # of topics: how many, how long
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,22 @@ TEXT = Part("text", "demo", "bpe-2048")
 TOPICS = Part("topics", "demo-topics", "bpe-265")  # 256 bytes, end-of-text and 8 merges: each symbol is one token
 
 
-def demo(out: Path, seed: int, record: Path | None, parts: tuple[Part, ...] = (TEXT, TOPICS)) -> dict[str, Any]:
-    """Run the demo into a new folder; returns what stands in its report.json."""
+def demo(
+    out: Path,
+    seed: int = 0,
+    record: Path | None = None,
+    parts: tuple[Part, ...] = (TEXT, TOPICS),
+    train_options: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Run the demo into a new folder; returns what stands in its report.json.
+
+    Args:
+        out: the folder to make.
+        seed: of the weights and of the order of the windows, for both models.
+        record: a ledger to add the scores to.
+        parts: TEXT, TOPICS or both.
+        train_options: more options for `logpast train`, such as ("--steps", "100").
+    """
     if out.exists():
         raise UserError(f"{out} exists already; delete it, or give another folder with --out")
     results: dict[str, Any] = {"seed": seed}
@@ -57,7 +72,7 @@ def demo(out: Path, seed: int, record: Path | None, parts: tuple[Part, ...] = (T
         prepare([str(home / "raw" / "train")], home / "data" / "train", part.tokenizer)
         for split in ("validation", "test"):
             prepare([str(home / "raw" / split)], home / "data" / split, str(home / "data" / "train"))
-        seconds = train_side_by_side(part, home, seed)
+        seconds = train_side_by_side(part, home, seed, train_options)
         results[part.name] = facts | {"seconds": seconds} | compare(home, record)
     if TEXT in parts:
         results["text"]["sample"] = generate(
@@ -94,19 +109,21 @@ def write_topics(folder: Path) -> dict[str, Any]:
     """Streams of drifting topics as text, a letter a token, and the best possible losses on the test stream."""
     source = Topics()
     model = yaml.safe_load((RECIPES / f"{TOPICS.recipe}.yaml").read_text())["model"]
-    for seed, (split, tokens) in enumerate({"train": 2_000_000, "validation": 20_000, "test": 100_000}.items()):
-        stream = source.sample(tokens, seed)
-        place = folder / split / "stream.txt"
-        place.parent.mkdir(parents=True)
-        place.write_text("".join(f" {'abcdefgh'[token]}" for token in stream))
+    for seed, (split, (count, length)) in enumerate(STREAMS.items()):
+        (folder / split).mkdir(parents=True)
+        for number in range(count):
+            tokens = source.sample(length, np.random.SeedSequence([seed, number]))
+            text = "".join(f" {'abcdefgh'[token]}" for token in tokens)
+            (folder / split / f"{number:03d}.txt").write_text(text)
     return {
         "source": "drifting topics",
-        "optimum_given_all": float(source.nats_given_all(stream).mean()),
-        "optimum_given_recent": float(source.nats_given_recent(stream, model["slots"], model["window"]).mean()),
+        "parameters": asdict(source),
+        "optimum_given_all": float(source.nats_given_all(tokens).mean()),
+        "optimum_given_recent": float(source.nats_given_recent(tokens, model["slots"], model["window"]).mean()),
     }
 
 
-def train_side_by_side(part: Part, home: Path, seed: int) -> float:
+def train_side_by_side(part: Part, home: Path, seed: int, options: tuple[str, ...]) -> float:
     """Both models at once, each on one core; shows how far they are. Returns the seconds taken."""
     recipe = RECIPES / f"{part.recipe}.yaml"
     steps = yaml.safe_load(recipe.read_text())["steps"]
@@ -114,7 +131,7 @@ def train_side_by_side(part: Part, home: Path, seed: int) -> float:
     started, running = time.monotonic(), {}
     for name, system in SYSTEMS.items():
         words = ["train", "--config", recipe, "--model", system, "--run", home / name, "--seed", seed]
-        words += ["--data.train", home / "data" / "train", "--data.validation", home / "data" / "validation"]
+        words += ["--data.train", home / "data" / "train", "--data.validation", home / "data" / "validation", *options]
         with (home / f"{name}.log").open("w") as log:
             command = [sys.executable, "-m", "logpast", *map(str, words)]
             running[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)

@@ -1,0 +1,48 @@
+"""The demo at toy size: both parts, the page, the figures."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from logpast.errors import UserError
+from logpast.experiments import demo, ledger
+
+QUICK = tuple(
+    ["--steps", "4", "--validate_every", "2", "--checkpoint_every", "2", "--log_every", "1", "--accelerator", "cpu"]
+)
+
+
+def test_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "STREAMS", {"train": (3, 500), "validation": (1, 300), "test": (1, 2000)})
+    out = tmp_path / "demo"
+    results = demo.demo(out, record=tmp_path / "rows.jsonl", train_options=QUICK)
+    assert results == json.loads((out / "report.json").read_text())
+    page = (out / "report.html").read_text()
+    assert page.count("<img") == 3
+    assert "ppl_word" in page
+    assert results["text"]["sample"].startswith("And it came to pass")
+    assert len(ledger.read(tmp_path / "rows.jsonl")) == 4
+    assert sum(results["text"]["chapters"].values()) == 1189
+    topics = results["topics"]
+    assert topics["optimum_given_all"] < topics["optimum_given_recent"] < math.log(8)
+    for name in ("memory", "control"):
+        assert results["topics"][name]["tokens"] == 2000  # a letter is a token
+        assert results["text"][name]["unscored"] == 0
+    with pytest.raises(UserError, match="exists already"):
+        demo.demo(out)
+
+
+def test_held_out_chapters_are_whole_and_apart(tmp_path: Path) -> None:
+    demo.write_chapters(tmp_path)
+    splits = {split: {file.name for file in (tmp_path / split).iterdir()} for split in ("train", "validation", "test")}
+    assert sum(map(len, splits.values())) == len(set.union(*splits.values())) == 1189
+    genesis = next(tmp_path.rglob("01001.txt")).read_text()
+    assert genesis.startswith("In the beginning God created the heaven and the earth.\n")
+    assert genesis.count("\n") == 31
+
+
+def test_failed_training_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="memory model failed"):
+        demo.demo(tmp_path / "demo", parts=(demo.TEXT,), train_options=("--model.heads", "7"))
