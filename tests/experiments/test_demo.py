@@ -9,7 +9,7 @@ import pytest
 from logpast.errors import UserError
 from logpast.experiments import demo, ledger
 
-QUICK = tuple(
+QUICK = ("--steps=4", "--validate_every=2", "--checkpoint_every=2", "--log_every=1", "--accelerator=cpu")
     ["--steps", "4", "--validate_every", "2", "--checkpoint_every", "2", "--log_every", "1", "--accelerator", "cpu"]
 )
 
