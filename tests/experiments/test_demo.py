@@ -10,8 +10,6 @@ from logpast.errors import UserError
 from logpast.experiments import demo, ledger
 
 QUICK = ("--steps=4", "--validate_every=2", "--checkpoint_every=2", "--log_every=1", "--accelerator=cpu")
-    ["--steps", "4", "--validate_every", "2", "--checkpoint_every", "2", "--log_every", "1", "--accelerator", "cpu"]
-)
 
 
 def test_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
