@@ -82,6 +82,8 @@ def test_generate_verb(train_config: TrainConfig, capsys: pytest.CaptureFixture[
     assert len(text) > 40
     assert generate(config.run, prompt="And God", tokens=40, seed=3) == text
     assert generate(config.run, prompt="And God", tokens=40, seed=4) != text
+    careful = [generate(config.run, prompt="And", tokens=12, seed=seed, top_k=1) for seed in (0, 1)]
+    assert careful[0] == careful[1] == generate(config.run, prompt="And", tokens=12, seed=2, top_p=1e-9)
     greedy = [generate(config.run, prompt="And", tokens=12, temperature=0, seed=seed) for seed in (0, 1)]
     assert greedy[0] == greedy[1]
     (tmp_path / "prompt.txt").write_text("And God")
@@ -98,6 +100,7 @@ def test_generate_verb(train_config: TrainConfig, capsys: pytest.CaptureFixture[
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"temperature": float("nan")},
+        {"seed": -1},
     ],
 )
 def test_illegal_settings_are_refused_by_name(wrong: dict[str, float], tmp_path: Path) -> None:

@@ -112,6 +112,12 @@ def test_limit_stops_after_a_window(limit: int, scored: int) -> None:
     np.testing.assert_allclose(some, whole[:scored], rtol=1e-12)
 
 
+def test_limit_counts_tokens_also_where_documents_are_short() -> None:
+    model, store = model_of("recent"), store_of([3] * 20)
+    some = score(model, store, 4, model.history, streams="document", limit=31)
+    np.testing.assert_allclose(some, score(model, store, 4, model.history, streams="document")[:33], rtol=1e-12)
+
+
 def test_scoring_leaves_the_model_in_its_mode() -> None:
     model = model_of("recent")
     for mode in (True, False):

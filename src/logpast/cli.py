@@ -64,12 +64,9 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise
-        print(
-            f"logpast: {error.filename or 'writing'}: {error.strerror}; nothing was overwritten",
-            file=sys.stderr,
-        )
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise  # not about a file: a fault of ours
+        print(f"logpast: {error.filename or 'the disk'}: {error.strerror}", file=sys.stderr)
         code = 2
     sys.exit(code)
 
@@ -134,7 +131,7 @@ def _parse(parser: ArgumentParser, argv: list[str]) -> dict[str, Any]:
     known = [option for action in parser._actions for option in action.option_strings]
     for word in argv:
         option = word.partition("=")[0].removesuffix("+")
-        if option.startswith("--") and option not in known:
+        if option.startswith("--") and " " not in word and option not in known:
             raise UserError(f"unknown option {option}; {_nearest(option, known)}")
     try:
         values = parser.parse_args(argv).as_dict()
@@ -161,7 +158,7 @@ def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
                 system = value
         else:
             rest.append(word)
-    named = [recipe["model"]["system"] for _, recipe in recipes if "system" in (recipe.get("model") or {})]
+    named = [recipe["model"]["system"] for _, recipe in recipes if "system" in recipe["model"]]
     system = system or (named[-1] if named else "log_memory")
     if system not in SYSTEMS:
         raise UserError(f"unknown model {system!r}; {_nearest(system, list(SYSTEMS))}")
@@ -191,7 +188,7 @@ def _fit_to_system(recipe: dict[str, Any], system: str, systems: dict[str, Any])
     """A recipe's model settings that only other systems have do not apply to the system chosen."""
     from dataclasses import fields
 
-    model = recipe.get("model") or {}
+    model = recipe["model"]
     ours = {f.name for f in fields(systems[system].Config)}
     others = {f.name for other in systems.values() for f in fields(other.Config)} - ours
     recipe["model"] = {name: value for name, value in model.items() if name not in others and name != "system"}
@@ -209,6 +206,9 @@ def _read_recipe(file: str) -> dict[str, Any]:
         raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(recipe, dict):
         raise UserError(f"{file} is not a recipe: it should hold keys such as run, model and data")
+    model = recipe.setdefault("model", {})
+    if not isinstance(model, dict) or not isinstance(model.get("system", ""), str):
+        raise UserError(f"{file}: model should hold settings, such as system: log_memory and slots: 53")
     return recipe
 
 

@@ -24,7 +24,10 @@ def pick_device(name: str) -> torch.device:
         raise UserError(f"unknown device {name!r}; use auto, {', '.join(available)}")
     if not available[kind]:
         raise UserError(f"this machine has no {kind} device that PyTorch {torch.__version__} can use; use device=auto")
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device {name!r}; write {kind} or {kind}:0") from None
 
 
 def describe(device: torch.device) -> dict[str, Any]:

@@ -34,6 +34,18 @@ def whole_or_absent(place: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def make_way(file: Path) -> None:
+    """See to it that a file can be written there, before the work that it is to hold is done."""
+    if file.is_dir():
+        raise UserError(f"{file} is a folder; give the name of a file")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror}; choose another place") from None
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UserError(f"{file} may not be written to; choose another place")
+
+
 def remove(folder: Path) -> None:
     """Take a folder away in one step."""
     away = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.unfinished")

@@ -31,6 +31,7 @@ Kernel = Literal["paper", "isith", "binned"]
 Normalize = Literal["none", "area", "peak"]
 Array = NDArray[np.float64]
 
+MOST_SHARP = 1e6  # beyond, filters are narrower than a lag over any horizon that can be held
 #: The paper prints c = 0.19; only 2^(1/4) − 1 gives its windows 2, 4, … 8192.
 PAPER_SPACING = 2**0.25 - 1
 
@@ -64,6 +65,8 @@ class FilterBank:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+        if self.sharpness > MOST_SHARP:
+            raise ValueError(f"sharpness must be at most {MOST_SHARP:g}, got {self.sharpness!r}")
         for name, allowed in (
             ("kernel", ("paper", "isith", "binned")),
             ("normalize", ("none", "area", "peak")),

@@ -54,11 +54,12 @@ def generate(
     Returns:
         The prompt and what was written.
     """
-    _check(tokens, temperature, top_k, top_p)
+    _check(tokens, temperature, top_k, top_p, seed)
     if prompt_file is not None:
         if prompt:
             raise UserError("give prompt or prompt_file, not both")
         prompt = _read(prompt_file)
+    prompt = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # bytes that are no UTF-8
     found = find_checkpoint(checkpoint)
     tokenizer = found.load_tokenizer()
     model = found.load_model().to(pick_device(device)).eval()
@@ -119,7 +120,7 @@ def next_logits(model: Transformer, stream: list[int]) -> Iterator[Tensor]:
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, random: torch.Generator) -> int:
-    if temperature == 0:
+    if temperature < 1e-6:  # also where dividing by it would overflow
         return int(logits.argmax())
     probabilities, order = (logits.double() / temperature).softmax(0).sort(descending=True, stable=True)
     if top_k is not None:
@@ -130,9 +131,11 @@ def _draw(logits: Tensor, temperature: float, top_k: int | None, top_p: float | 
     return int(order[torch.multinomial(probabilities, 1, generator=random)])
 
 
-def _check(tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+def _check(tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int) -> None:
     if tokens < 1:
         raise UserError(f"tokens must be at least 1, got {tokens}")
+    if not 0 <= seed < 2**63:
+        raise UserError(f"seed must be from 0 to 2^63 − 1, got {seed}")
     if not temperature >= 0:
         raise UserError(f"temperature must be 0 or above, got {temperature}")
     if top_k is not None and top_k < 1:

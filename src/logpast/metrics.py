@@ -38,7 +38,7 @@ def perplexity(nats: float, units: float) -> float:
     """e^(nats per unit); infinite where that overflows."""
     if units == 0:
         return math.nan
-    return math.exp(nats / units) if nats / units < 709 else math.inf
+    return math.inf if nats / units > 709 else math.exp(nats / units)
 
 
 def summary(nats: float, scored: int, counts: Counts) -> dict[str, Any]:
@@ -75,23 +75,26 @@ def paper_span(tokens: int, window: int, horizon: int) -> slice:
     return slice(horizon, horizon + scored)
 
 
-def _resamples(documents: int, samples: int, seed: int) -> NDArray[np.float64]:
-    """(samples, documents): how often each document is drawn."""
-    random = np.random.default_rng(seed)
-    return random.multinomial(documents, np.full(documents, 1 / documents), size=samples).astype(np.float64)
+def _resampled_sums(columns: Array, samples: int, seed: int) -> Array:
+    """(samples, columns): sums of (documents, columns) over as many documents, drawn with replacement."""
+    random, documents = np.random.default_rng(seed), len(columns)
+    chances = np.full(documents, 1 / documents)
+    # a hundred draws at a time: all at once would not fit for tens of thousands of documents
+    sums = [random.multinomial(documents, chances, size=100) @ columns for _ in range(-(-samples // 100))]
+    return np.concatenate(sums)[:samples]
 
 
 def bootstrap(
     nats: Array, units: dict[str, NDArray[np.int64]], samples: int = 2000, level: float = 0.95, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
     """For each kind of unit the interval of nats per unit, from (documents,) nats and counts of each document."""
-    draws = _resamples(len(nats), samples, seed)
-    total = draws @ nats
+    total, *counts = _resampled_sums(np.column_stack([nats, *units.values()]), samples, seed).T
     tail = 100 * (1 - level) / 2
-    return {
-        name: tuple(float(x) for x in np.percentile(total / np.maximum(draws @ count, 1e-9), [tail, 100 - tail]))  # type: ignore[misc]
-        for name, count in units.items()
-    }
+    intervals = {}
+    for name, count in zip(units, counts, strict=True):
+        low, high = np.percentile(total / np.maximum(count, 1e-9), [tail, 100 - tail])
+        intervals[name] = float(low), float(high)
+    return intervals
 
 
 def paired_difference(
@@ -107,15 +110,23 @@ def paired_difference(
     Both models are resampled together, document by document, so what makes a document hard for both cancels.
     """
     difference = ours - theirs
-    draws = _resamples(len(ours), samples, seed)
-    resampled = (draws @ difference) / np.maximum(draws @ tokens, 1e-9)
-    low, high = np.percentile(resampled, [100 * (1 - level) / 2, 100 * (1 + level) / 2])
     mean = float(difference.sum() / tokens.sum())
-    return {
+    result: dict[str, Any] = {
         "nats_per_token": mean,
-        "interval": [float(low), float(high)],
-        "level": level,
         "ppl_ratio": math.exp(mean),
         "documents_better": int((difference < 0).sum()),
         "documents": len(ours),
     }
+    if len(ours) > 1:
+        result["interval"] = list(bootstrap(difference, {"token": tokens}, samples, level, seed)["token"])
+        result["level"] = level
+    return result
+
+
+def jsonable(value: Any) -> Any:
+    """The same with None in place of what JSON has no word for: infinity, and what is not a number."""
+    if isinstance(value, dict):
+        return {name: jsonable(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,10 @@ def score(
         progress: told how many tokens are done.
     """
     windows = Windows(store, window, history, streams)
-    count = len(windows) if limit is None else min(len(windows), -(-limit // window))
+    count = len(windows)
+    if limit is not None:  # windows predict the text in order, so the first that reaches the limit can be searched
+        reached = bisect_left(range(count), limit, key=lambda index: windows.places(index).stop)
+        count = min(count, reached + 1)
     rank, ranks = share
     nats = np.zeros(len(store) if count == len(windows) else windows.places(count - 1).stop)
     training, done = model.training, 0

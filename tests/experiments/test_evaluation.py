@@ -49,6 +49,8 @@ def test_batch_size_changes_nothing(run: Path, books: Path, precision: str) -> N
     nats = [evaluate(run, str(books), batch_size=size, precision=precision)["nats"] for size in (1, 7, 64)]  # type: ignore[arg-type]
     bound = {"float32": 1e-6, "float64": 1e-12, "bfloat16": 1e-3}[precision]
     assert nats == pytest.approx([nats[0]] * 3, rel=bound)
+    if precision != "float32":  # and it is not float32 under another name
+        assert nats[0] != evaluate(run, str(books))["nats"]
 
 
 def test_human_readable_report(run: Path, books: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +72,7 @@ def test_paired_comparison(run: Path, train_config: TrainConfig, books: Path, tm
         "nats_per_token"
     ] == pytest.approx(result["nats_per_token"], rel=1e-6)
     np.save(tmp_path / "short.npy", np.ones(5))
-    with pytest.raises(UserError, match="5 tokens"):
+    with pytest.raises(UserError, match="save them anew"):
         evaluate(longer.run, str(books), against=tmp_path / "short.npy")
 
 
@@ -94,6 +96,48 @@ def test_paper_accounting_selects_from_the_same_nats(run: Path, store: TokenStor
     assert result["ppl_word"] == pytest.approx(math.exp(result["nats"] / (11 * 1500)), rel=1e-6)
 
 
+def test_paper_accounting_takes_the_control_by_its_slots(train_config: TrainConfig, tmp_path: Path) -> None:
+    """17 slots of the control, like 17 of the memory, stand for τ = 16; the memory's own bank decides for it."""
+    long = tmp_path / "long.txt"
+    long.write_text(("And God said, Let there be light: and there was light.\n") * 1500)
+    sizes = {"slots": 17, "window": 8, "layers": 1, "heads": 1, "width": 8}
+    models = {"control": RecentConfig(**sizes), "wide": LogMemoryConfig(spacing=0.3, **sizes)}
+    unscored = {}
+    for name, model in models.items():
+        config = replace(train_config, run=tmp_path / name, steps=1, model=model)
+        train(config)
+        evaluate(config.run, str(long), save_nats=tmp_path / f"{name}.npy", batch_size=256)
+        result = evaluate(config.run, str(long), accounting="paper", batch_size=256)
+        horizon = 16 if name == "control" else 67  # 1.3^16 = 66.5
+        scored = result["tokens"]
+        nats = np.load(tmp_path / f"{name}.npy")
+        assert result["nats"] == pytest.approx(nats[horizon : horizon + scored].sum(), rel=1e-6)
+        unscored[name] = result["unscored"]
+    assert unscored["control"] != unscored["wide"]
+
+
+def test_text_without_words_gives_valid_json(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "blank.txt").write_text(" \n" * 30)
+    capsys.readouterr()
+    evaluate(run, str(tmp_path / "blank.txt"), json="-", record=tmp_path / "rows.jsonl")
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["ppl_word"] is None
+    assert ledger.read(tmp_path / "rows.jsonl")[0]["scores"]["ppl_word"] is None
+
+
+def test_places_that_cannot_be_written_are_told_before_scoring(run: Path, books: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for wrong in (tmp_path, tmp_path / "file" / "x"):
+        with pytest.raises(UserError, match=str(wrong)):
+            evaluate(run, str(books), json=str(wrong))
+        with pytest.raises(UserError, match=str(wrong)):
+            evaluate(run, str(books), record=wrong)
+        with pytest.raises(UserError, match=str(wrong)):
+            evaluate(run, str(books), save_nats=wrong)
+    (tmp_path / "empty.npy").write_bytes(b"")
+    with pytest.raises(UserError, match="cannot read saved nats"):
+        evaluate(run, str(books), against=tmp_path / "empty.npy")
+
+
 def test_paper_accounting_needs_slots(train_config: TrainConfig, books: Path) -> None:
     config = replace(train_config, steps=1, model=RecentConfig(slots=0, window=8, layers=1, heads=1, width=8))
     train(config)
@@ -110,11 +154,12 @@ def test_ledger_row_has_all_that_is_needed(run: Path, books: Path, tmp_path: Pat
     row = rows[0]
     assert {
         "recorded", "logpast", "scored_at_revision", "trained_at_revision", "run", "recipe", "recipe_hash", "seed",
-        "step", "parameters", "train_tokens", "train_seconds", "train_data", "hardware", "test_data", "scores",
+        "step", "parameters", "train_tokens", "train_seconds", "train_data", "validation_data", "hardware",
+        "test_data", "scores",
     } == set(row)  # fmt: skip
     assert row["recipe"]["model"]["slots"] == 17
     assert len(row["test_data"]["sha256"]) == 64
-    assert row["train_data"]["sha256"] != row["test_data"]["name"]
+    assert row["train_data"]["sha256"] == row["validation_data"]["sha256"] == row["test_data"]["sha256"]
     assert row["hardware"]["cores"] >= 1
     assert {"nats", "tokens", "words", "words_eos", "bytes", "ppl_token", "ppl_word", "bits_per_byte"} <= set(
         row["scores"]

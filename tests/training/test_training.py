@@ -249,11 +249,131 @@ def test_resume_from_a_path_goes_on_elsewhere(train_config: TrainConfig) -> None
     config = replace(train_config, keep=10)
     train(config)
     middle = sorted_checkpoints(config.run)[2]
-    with pytest.raises(UserError, match="later checkpoints"):
+    with pytest.raises(UserError, match="later part"):
         train(replace(config, resume=str(middle)))
     elsewhere = replace(config, run=config.run.with_name("elsewhere"), resume=str(middle))
     train(elsewhere)
     assert_bit_equal(weights(config.run), weights(elsewhere.run))
+
+
+def test_resuming_never_touches_another_run(train_config: TrainConfig, tmp_path: Path) -> None:
+    config = replace(train_config, steps=8)
+    other = replace(config, run=tmp_path / "other", seed=5, steps=4)
+    for each in (config, other):
+        train(each)
+    before = {file: file.read_bytes() for file in other.run.rglob("*") if file.is_file()}
+    with pytest.raises(UserError, match="another run"):
+        train(replace(config, run=other.run, resume=str(find_checkpoint(config.run).path)))
+    assert {file: file.read_bytes() for file in other.run.rglob("*") if file.is_file()} == before
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "config.yaml").write_text("mine: true")
+    with pytest.raises(UserError, match="something else"):
+        train(replace(config, run=notes, resume="auto"))
+    assert (notes / "config.yaml").read_text() == "mine: true"
+
+
+def test_the_best_comes_along(train_config: TrainConfig) -> None:
+    """A model that gets worse, resumed elsewhere after its best: the best is still found there, and remembered."""
+    rising = OptimizerConfig(learning_rate=3e-3, final_learning_rate=10.0, warmup_steps=5, clip=0)
+    config = replace(train_config, optimizer=rising, validate_every=4, keep=20)
+    best = train(config)["best"]
+    after = next(c for c in sorted_checkpoints(config.run) if int(c.name[5:]) > best["step"])
+    elsewhere = replace(config, run=config.run.with_name("elsewhere"), resume=str(after), keep=1)
+    assert train(elsewhere)["best"] == best
+    assert find_checkpoint(elsewhere.run).step == best["step"]
+
+
+def test_a_lost_best_is_told(train_config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    rising = OptimizerConfig(learning_rate=3e-3, final_learning_rate=10.0, warmup_steps=5, clip=0)
+    config = replace(train_config, optimizer=rising, validate_every=4)
+    best = train(config)["best"]["step"]
+    shutil.rmtree(config.run / "checkpoints" / f"step-{best:08d}")
+    assert find_checkpoint(config.run).step == 30
+    assert "best checkpoint is gone" in capsys.readouterr().err
+
+
+def test_double_precision_is_kept(train_config: TrainConfig) -> None:
+    config = replace(train_config, precision="64-true", keep=10)
+    train(config)
+    found = find_checkpoint(config.run, "latest")
+    assert found.load_model().table.weight.dtype == torch.float64
+    assert torch.equal(found.load_model().table.weight, found.weights()["table.weight"])
+    again = replace(config, run=config.run.with_name("again"), resume=str(sorted_checkpoints(config.run)[1]))
+    train(again)
+    assert_bit_equal(weights(config.run), weights(again.run))
+
+
+def test_first_steps_are_adamw_by_hand(train_config: TrainConfig, store: TokenStore) -> None:
+    """Three steps of the run against PyTorch's own AdamW, clipping and all, on the same batches."""
+    from logpast.data.windows import Batches
+    from logpast.models import build
+
+    how = OptimizerConfig(learning_rate=0.01, final_learning_rate=0.01, warmup_steps=0, beta2=0.5, clip=0.05)
+    config = replace(train_config, steps=3, optimizer=how)
+    train(config)
+    torch.manual_seed(config.seed)
+    model = build(config.model, store.tokenizer.size)
+    batches = Batches(store, model.window, model.history, config.batch_size, config.seed)
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.5))
+    for step in range(3):
+        batch = batches.at(step)
+        (model(*batch).sum() / (batch.targets >= 0).sum()).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        assert norm > 0.05  # or clipping would not show
+        optimizer.step()
+        optimizer.zero_grad()
+    ours = weights(config.run)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_validation_is_on_the_validation_text(train_config: TrainConfig, tmp_path: Path, store: TokenStore) -> None:
+    from logpast.experiments.evaluation import evaluate
+
+    text = tmp_path / "other.txt"
+    text.write_text("Something else altogether, which the training text has not got. " * 20)
+    config = replace(train_config, data=replace(train_config.data, validation=str(text)), steps=10)
+    found = train(config)["best"]["nats_per_token"]
+    assert found == pytest.approx(math.log(evaluate(config.run, str(text))["ppl_token"]), rel=1e-6)
+    assert found != pytest.approx(math.log(evaluate(config.run, str(store.path))["ppl_token"]), rel=1e-3)
+
+
+def test_streams_reach_training_and_validation(train_config: TrainConfig) -> None:
+    """One stream per document: other windows, other losses, an exact resume; eval takes the same streams unasked."""
+    from logpast.experiments.evaluation import evaluate
+
+    config = replace(train_config, data=replace(train_config.data, streams="document"), keep=10)
+    state = train(config)
+    whole = replace(train_config, run=train_config.run.with_name("corpus"))
+    train(whole)
+    losses = [[r["loss"] for r in read_log(c.run) if "loss" in r] for c in (config, whole)]
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
+    result = evaluate(config.run, config.data.train)
+    assert result["streams"] == "document"
+    assert math.log(result["ppl_token"]) == pytest.approx(state["best"]["nats_per_token"], rel=1e-6)
+    again = replace(config, run=config.run.with_name("again"), resume=str(sorted_checkpoints(config.run)[1]))
+    train(again)
+    assert_bit_equal(weights(config.run), weights(again.run))
+
+
+def test_swapped_tokenizer_is_noticed(train_config: TrainConfig, books: Path, tmp_path: Path) -> None:
+    from logpast.data import prepare
+
+    train(replace(train_config, steps=4))
+    found = find_checkpoint(train_config.run)
+    prepare([str(books / "1.txt")], tmp_path / "other", tokenizer="bpe-299")
+    swapped = (tmp_path / "other" / "tokenizer.json").read_bytes()
+    (found.path / "tokenizer.json").write_bytes(swapped)
+    state = json.loads((found.path / "state.json").read_text())
+    state["sizes"]["tokenizer.json"] = len(swapped)
+    (found.path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match="not the one that the model was trained with"):
+        find_checkpoint(train_config.run).load_tokenizer()
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "config.yaml"])
@@ -276,6 +396,7 @@ def test_truncated_checkpoint_falls_back_to_the_one_before(
 
 
 def test_interrupt_saves_and_stops(train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = signal.getsignal(signal.SIGINT)
     config = replace(train_config, checkpoint_every=1000, validate_every=1000)
     original = loop.learning_rate
 
@@ -288,7 +409,7 @@ def test_interrupt_saves_and_stops(train_config: TrainConfig, monkeypatch: pytes
     with pytest.raises(KeyboardInterrupt):
         train(config)
     assert find_checkpoint(config.run, "latest").step == 7
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
     monkeypatch.setattr(loop, "learning_rate", original)
     train(replace(config, resume="auto"))
     undisturbed = replace(config, run=config.run.with_name("undisturbed"))
@@ -296,10 +417,14 @@ def test_interrupt_saves_and_stops(train_config: TrainConfig, monkeypatch: pytes
     assert_bit_equal(weights(undisturbed.run), weights(config.run))
 
 
-def test_a_loss_that_is_not_a_number_stops_the_run(train_config: TrainConfig) -> None:
-    config = replace(train_config, optimizer=OptimizerConfig(learning_rate=1e30, warmup_steps=0, clip=0))
+def test_a_loss_that_is_not_a_number_is_never_saved(train_config: TrainConfig) -> None:
+    wild = OptimizerConfig(learning_rate=1e30, warmup_steps=0, clip=0)
+    config = replace(train_config, optimizer=wild, log_every=8, validate_every=1, checkpoint_every=1)
     with pytest.raises(UserError, match="learning_rate"):
         train(config)
+    for folder in sorted_checkpoints(config.run):
+        state = open_checkpoint(folder).state
+        assert state["best"] is None or math.isfinite(state["best"]["nats_per_token"])
 
 
 def test_text_shorter_than_a_window_is_refused(train_config: TrainConfig, tmp_path: Path, store: TokenStore) -> None:
@@ -315,6 +440,22 @@ def test_steps_or_epochs(train_config: TrainConfig) -> None:
     for wrong in ({"epochs": 1.0}, {"steps": None}, {"steps": 0}):
         with pytest.raises(UserError, match="steps"):
             replace(train_config, **wrong).total_steps(160)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"learning_rate": -1.0},
+        {"clip": -1.0},
+        {"weight_decay": -0.1},
+        {"warmup_steps": -5},
+        {"beta1": 2.0},
+        {"beta2": 1.0},
+    ],
+)
+def test_illegal_optimizers_are_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        OptimizerConfig(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

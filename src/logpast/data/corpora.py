@@ -135,6 +135,8 @@ def find(spec: str, root: Path | None = None) -> Source:
     if name in CORPORA:
         return _known(name, split, root)
     path = Path(spec).expanduser()
+    if len(os.fsencode(path.name)) > 255:
+        raise UserError(f"no file, folder or corpus {spec[:60]!r}…: its name is too long for a file")
     if path.is_dir():
         files = sorted(file for file in path.rglob("*.txt") if file.is_file())
         if not files:

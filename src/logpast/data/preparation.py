@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -180,7 +181,21 @@ def _choose_tokenizer(spec: str, parts: dict[str, list[Source]]) -> Tokenizer:
     console.print(f"training the tokenizer {spec}; on hundreds of megabytes this takes minutes", highlight=False)
     with console.status(f"training {spec}"):
         texts = (piece.text for source in learn_from for piece in _pieces(read(source, Tally()), PIECE))
-        return train_bpe(texts, int(bpe[1]))
+        return _interruptible(lambda: train_bpe(texts, int(bpe[1])))
+
+
+def _interruptible(work: Callable[[], Tokenizer]) -> Tokenizer:
+    """Do it in another thread, so that Ctrl-C is heard while a library keeps at it for minutes."""
+    done: Future[Tokenizer] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done.result()
 
 
 def _write_store(folder: Path, sources: list[Source], tokenizer: Tokenizer, workers: int | None = None) -> None:
@@ -285,7 +300,8 @@ def _in_order(
 ) -> Iterator[tuple[list[Passage], Encoded]]:
     """Each batch with its tokens, in order. Threads do, for both tokenizers let go of Python's lock."""
     waiting: deque[tuple[list[Passage], Future[Encoded]]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
+    pool = ThreadPoolExecutor(workers)
+    try:
         for batch in batches:
             waiting.append((batch, pool.submit(encode, batch)))
             if len(waiting) > 2 * workers:  # enough to keep all busy, and a bound on memory
@@ -293,6 +309,8 @@ def _in_order(
                 yield done, tokens.result()
         for done, tokens in waiting:
             yield done, tokens.result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C nobody wants what was still to come
 
 
 def _encode(tokenizer: Tokenizer, batch: list[Passage]) -> Encoded:

@@ -161,6 +161,8 @@ def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
     """
     if size < 257:
         raise UserError(f"a BPE of {size} tokens is too small: its 256 bytes and end-of-text need 257 or more")
+    if size > 1 << 20:
+        raise UserError(f"a BPE of {size} tokens is too large: 1,048,576 is the most")
     tokenizer = hf.Tokenizer(hf.models.BPE())
     tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = hf.decoders.ByteLevel()

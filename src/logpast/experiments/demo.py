@@ -108,7 +108,7 @@ def write_chapters(folder: Path) -> dict[str, Any]:
 def write_topics(folder: Path) -> dict[str, Any]:
     """Streams of drifting topics as text, a letter a token, and the best possible losses on the test stream."""
     source = Topics()
-    model = yaml.safe_load((RECIPES / f"{TOPICS.recipe}.yaml").read_text())["model"]
+    model = yaml.safe_load((RECIPES / f"{TOPICS.recipe}.yaml").read_text(encoding="utf-8"))["model"]
     for seed, (split, (count, length)) in enumerate(STREAMS.items()):
         (folder / split).mkdir(parents=True)
         for number in range(count):
@@ -126,7 +126,7 @@ def write_topics(folder: Path) -> dict[str, Any]:
 def train_side_by_side(part: Part, home: Path, seed: int, options: tuple[str, ...]) -> float:
     """Both models at once, each on one core; shows how far they are. Returns the seconds taken."""
     recipe = RECIPES / f"{part.recipe}.yaml"
-    steps = yaml.safe_load(recipe.read_text())["steps"]
+    steps = yaml.safe_load(recipe.read_text(encoding="utf-8"))["steps"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     started, running = time.monotonic(), {}
     for name, system in SYSTEMS.items():

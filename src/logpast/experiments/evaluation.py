@@ -18,7 +18,9 @@ from logpast.data.windows import Streams
 from logpast.environment import pick_device
 from logpast.errors import UserError
 from logpast.experiments import ledger
+from logpast.files import make_way
 from logpast.filters import paper_horizon
+from logpast.models import LogMemoryConfig
 from logpast.progress import meter
 from logpast.scoring import figures, per_document, score
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
@@ -33,7 +35,7 @@ def evaluate(
     json: str | None = None,
     batch_size: int = 16,
     accounting: Accounting = "all",
-    streams: Streams = "corpus",
+    streams: Streams | None = None,
     against: Path | None = None,
     record: Path | None = None,
     save_nats: Path | None = None,
@@ -55,7 +57,8 @@ def evaluate(
         batch_size: windows at a time; changes speed and memory, not the result.
         accounting: all counts every token; paper sums what the paper's tables appear to sum and divides by all words
             (the honest figures then stand under "all").
-        streams: corpus reads the text as one stream, as the paper does; document starts anew at every document.
+        streams: corpus reads the text as one stream, as the paper does; document starts anew at every document; the
+            default is what the model was trained with.
         against: a second model (checkpoint), or nats saved by --save_nats, to compare with on the same text.
         record: append the result as a row to this ledger (results/NAME.jsonl).
         save_nats: write the nats of every token to this .npy file.
@@ -68,31 +71,35 @@ def evaluate(
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}")
+    for file in (save_nats, record, None if json in (None, "-") else Path(json)):
+        if file is not None:
+            make_way(file)
     found = find_checkpoint(checkpoint)
     store = open_tokens(data, found.load_tokenizer(), cache)
+    streams = streams or found.config.data.streams
     place = pick_device(device)
+    span = _span(found, store, accounting)
+    saved = _saved_nats(against, store) if against is not None and against.suffix == ".npy" else None
     started = time.monotonic()
     nats = _score_checkpoint(found, store, batch_size, streams, place, precision)
     seconds = time.monotonic() - started
     if save_nats is not None:
-        save_nats.parent.mkdir(parents=True, exist_ok=True)
-        with save_nats.open("wb") as file:
-            np.save(file, nats)
+        with save_nats.open("wb") as handle:
+            np.save(handle, nats)
 
-    span = _span(found, store, accounting)
     result: dict[str, Any] = {"checkpoint": str(found.path), "data": store.name, "accounting": accounting}
     result |= figures(nats, store, span)
     if accounting != "all":
         result["all"] = figures(nats, store)
     result |= {"streams": streams, "precision": precision, "device": str(place), "seconds": round(seconds, 3)}
     if against is not None:
-        other = _other_nats(against, store, batch_size, streams, place, precision)
+        other = saved if saved is not None else _score_other(against, store, batch_size, streams, place, precision)
         ours, tokens = per_document(nats, store, span)
         theirs, _ = per_document(other, store, span)
         result["against"] = {"checkpoint": str(against)} | metrics.paired_difference(ours, theirs, tokens)
+    _report(result, json)
     if record is not None:
         ledger.append(record, ledger.row(found, store, result))
-    _report(result, json)
     return result
 
 
@@ -102,7 +109,8 @@ def _span(checkpoint: Checkpoint, store: TokenStore, accounting: Accounting) -> 
     model = checkpoint.config.model
     if not model.slots:
         raise UserError("accounting 'paper' needs a model with slots: the paper's tables have none without")
-    return metrics.paper_span(len(store), model.window, paper_horizon(model.slots))
+    horizon = model.bank.horizon if isinstance(model, LogMemoryConfig) else paper_horizon(model.slots)
+    return metrics.paper_span(len(store), model.window, horizon)
 
 
 def _score_checkpoint(
@@ -123,29 +131,30 @@ def _score_checkpoint(
         return score(model, store, model.window, model.history, batch_size, streams, device, progress=progress)
 
 
-def _other_nats(path: Path, store: TokenStore, *how: Any) -> NDArray[np.float64]:
-    if path.suffix != ".npy":
-        other = find_checkpoint(path)
-        if other.load_tokenizer().fingerprint != store.tokenizer.fingerprint:
-            raise UserError(f"{path} was trained with another tokenizer than {store.name} has; compare like with like")
-        return _score_checkpoint(other, store, *how)
+def _score_other(path: Path, store: TokenStore, *how: Any) -> NDArray[np.float64]:
+    other = find_checkpoint(path)
+    if other.load_tokenizer().fingerprint != store.tokenizer.fingerprint:
+        raise UserError(f"{path} was trained with another tokenizer than {store.name} has; compare like with like")
+    return _score_checkpoint(other, store, *how)
+
+
+def _saved_nats(path: Path, store: TokenStore) -> NDArray[np.float64]:
     try:
-        nats: NDArray[np.float64] = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        nats = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
         raise UserError(f"cannot read saved nats from {path}: {error}") from None
-    if nats.shape != (len(store),):
-        raise UserError(f"{path} holds nats of {len(nats)} tokens, but {store.name} has {len(store)}")
+    if not isinstance(nats, np.ndarray) or nats.shape != (len(store),):
+        raise UserError(f"{path} does not hold the nats of {store.name}'s {len(store)} tokens; save them anew")
     return nats
 
 
 def _report(result: dict[str, Any], json: str | None) -> None:
-    text = json_library.dumps(result, indent=2)
+    text = json_library.dumps(metrics.jsonable(result), indent=2)
     if json == "-":
         print(text)
         return
     if json is not None:
-        Path(json).parent.mkdir(parents=True, exist_ok=True)
-        Path(json).write_text(text + "\n")
+        Path(json).write_text(text + "\n", encoding="utf-8")
     interval = result.get("interval", {})
     print(f"{result['data']}: {result['tokens']:,} tokens scored, {result['unscored']:,} left out")
     for name in ("ppl_token", "ppl_word", "ppl_word_eos", "bits_per_byte"):
@@ -154,7 +163,7 @@ def _report(result: dict[str, Any], json: str | None) -> None:
     if "against" in result:
         other = result["against"]
         print(
-            f"  against {other['checkpoint']}: {other['nats_per_token']:+.4f} nats per token "
-            f"[{other['interval'][0]:+.4f}, {other['interval'][1]:+.4f}], better on "
-            f"{other['documents_better']} of {other['documents']} documents",
+            f"  against {other['checkpoint']}: {other['nats_per_token']:+.4f} nats per token"
+            + (" [{:+.4f}, {:+.4f}]".format(*other["interval"]) if "interval" in other else "")
+            + f", better on {other['documents_better']} of {other['documents']} documents"
         )

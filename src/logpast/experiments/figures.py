@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logpast.errors import UserError
-from logpast.filters import impulse_response
+from logpast.files import make_way
+from logpast.filters import MOST_SHARP, impulse_response
 
 NOW = 30.0  # when the memory is read; also the last peak
 
@@ -38,10 +39,11 @@ def draw_filters(
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"cannot draw to {str(out)!r}: its name must end in .png, .svg or .pdf")
     rows_of_k = [50.0, 10.0, 100.0] if sharpness is None else np.atleast_1d(sharpness).tolist()
-    if not rows_of_k or not all(0 < k < np.inf for k in rows_of_k):
-        raise UserError(f"sharpness must be one or more finite numbers above 0, got {sharpness}")
+    if not rows_of_k or not all(0 < k <= MOST_SHARP for k in rows_of_k):
+        raise UserError(f"sharpness must be one or more numbers above 0 and at most {MOST_SHARP:g}, got {sharpness}")
     if peaks < 2:
         raise UserError(f"peaks must be at least 2, got {peaks}")
+    make_way(out)
     from matplotlib.figure import Figure  # no pyplot: nothing global, no screen wanted
 
     centres = np.geomspace(1, NOW, peaks)
@@ -69,11 +71,7 @@ def draw_filters(
             letter = ascii_uppercase[(3 * number + panel) % 26]
             axis.set_title(letter, loc="left", fontweight="bold")
             axis.spines[["top", "right"]].set_visible(False)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        figure.savefig(out, dpi=150)
-    except OSError as error:
-        raise UserError(f"could not write {out}: {error.strerror or error}") from None
+    figure.savefig(out, dpi=150)
     print(f"wrote {out}")
     return out
 

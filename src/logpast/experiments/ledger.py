@@ -13,6 +13,7 @@ from typing import Any
 from logpast.data import TokenStore
 from logpast.environment import revision
 from logpast.errors import UserError
+from logpast.metrics import jsonable
 from logpast.training.checkpoint import Checkpoint
 from logpast.training.config import recipe
 from logpast.version import __version__
@@ -36,6 +37,7 @@ def row(checkpoint: Checkpoint, store: TokenStore, scores: dict[str, Any]) -> di
         "train_tokens": state["tokens"],
         "train_seconds": state["seconds"],
         "train_data": state["data"],
+        "validation_data": state.get("validation_data"),
         "hardware": state["hardware"],
         "test_data": store.identity,
         "scores": {name: value for name, value in scores.items() if name != "checkpoint"},
@@ -44,7 +46,7 @@ def row(checkpoint: Checkpoint, store: TokenStore, scores: dict[str, Any]) -> di
 
 def append(path: Path, entry: dict[str, Any]) -> None:
     """Add one line, whole or not at all, however many processes write to the same file."""
-    line = json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n"
+    line = json.dumps(jsonable(entry), ensure_ascii=False, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -66,7 +68,7 @@ def append(path: Path, entry: dict[str, Any]) -> None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """All rows of a ledger."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def hash_of(value: Any) -> str:

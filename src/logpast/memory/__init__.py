@@ -57,20 +57,26 @@ class LogMemory(nn.Module):
         embeddings = self._within_horizon(embeddings)
         if lengths is not None:
             embeddings = embeddings * self._real(embeddings, lengths).unsqueeze(-1)
-        if self.path == "naive":
-            return self.norm(naive.compress(self.filters, embeddings))
-        return self.norm(support.compress(self.filters, embeddings, self._groups))
+        with _full_precision(embeddings.device):
+            if self.path == "naive":
+                slots = naive.compress(self.filters, embeddings)
+            else:
+                slots = support.compress(self.filters, embeddings, self._groups)
+        return self.norm(slots)
 
     def from_ids(self, ids: Tensor, table: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Slots from token ids (B, T) and their embedding table (V, d). A negative id is a missing token."""
-        ids = self._within_horizon(ids)
+        ids = self._within_horizon(ids).long()
         if lengths is not None:
             ids = ids.masked_fill(~self._real(ids, lengths), -1)
-        if self.path == "naive":
-            return self.norm(naive.compress_ids(self.filters, ids, table))
-        if self.path == "support":
-            return self.norm(support.compress(self.filters, naive.embed(table, ids), self._groups))
-        return self.norm(bag.compress_ids(self.filters, ids, table, self.kept))
+        with _full_precision(table.device):
+            if self.path == "naive":
+                slots = naive.compress_ids(self.filters, ids, table)
+            elif self.path == "support":
+                slots = support.compress(self.filters, naive.embed(table, ids), self._groups)
+            else:
+                slots = bag.compress_ids(self.filters, ids, table, self.kept)
+        return self.norm(slots)
 
     def _within_horizon(self, history: Tensor) -> Tensor:
         return history[:, max(0, history.shape[1] - self.bank.horizon) :]
@@ -96,3 +102,8 @@ class LogMemory(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.bank}, horizon={self.bank.horizon}, path={self.path!r}"
+
+
+def _full_precision(device: torch.device) -> torch.autocast:
+    """Autocast would round the filters to bf16 on their way into the products; the memory is cheap without it."""
+    return torch.autocast(device.type, enabled=False)

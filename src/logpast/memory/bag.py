@@ -55,6 +55,8 @@ def _pieces(ids: Tensor, slots: Tensor) -> list[tuple[Tensor, Tensor]]:
 def _bag(filters: Tensor, ids: Tensor, vocabulary: int, kept: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct tokens (R, U) of each history, padded with token 0 at no weight, and their bags (R, L, U)."""
     histories, length = ids.shape
+    if ids.numel() and int(ids.max()) >= vocabulary:
+        raise IndexError(f"token id {int(ids.max())} is not in a table of {vocabulary} rows")
     missing = filters.shape[1] - length
     if missing:
         kept = kept[:, kept[1] >= missing]

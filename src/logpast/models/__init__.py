@@ -37,6 +37,8 @@ def build(config: TransformerConfig, tokens: int | None = None) -> Transformer:
     """The model of a config. `tokens`, the tokenizer's size, sets a vocabulary that the config leaves open."""
     if config.vocabulary is None and tokens is not None:
         config = replace(config, vocabulary=-(-tokens // 64) * 64)
+    if tokens is not None and config.vocabulary is not None and config.vocabulary < tokens:
+        raise UserError(f"model.vocabulary ({config.vocabulary}) is too small for a tokenizer of {tokens} tokens")
     return SYSTEMS[system_of(config)](config)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 from torch import Tensor
 
@@ -37,7 +38,7 @@ class LogMemoryConfig(TransformerConfig):
             except ValueError as error:
                 raise UserError(f"model.{error}") from None
 
-    @property
+    @cached_property
     def bank(self) -> FilterBank:
         return FilterBank(**{field.name: getattr(self, field.name) for field in fields(FilterBank)})
 

@@ -43,6 +43,8 @@ class TransformerConfig:
         for name, least in (("slots", 0), ("window", 1), ("layers", 1), ("heads", 1), ("width", 1)):
             if getattr(self, name) < least:
                 raise UserError(f"model.{name} must be at least {least}, got {getattr(self, name)}")
+        if self.vocabulary is not None and self.vocabulary < 1:
+            raise UserError(f"model.vocabulary must be at least 1, got {self.vocabulary}")
         if self.width % self.heads:
             raise UserError(f"model.width ({self.width}) must be a multiple of model.heads ({self.heads})")
 

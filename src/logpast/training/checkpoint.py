@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -31,7 +31,7 @@ from logpast.files import remove, whole_or_absent
 from logpast.models import Transformer, build
 from logpast.training.config import TrainConfig
 
-STEP = re.compile(r"step-(\d{8,})")
+STEP = re.compile(r"step-\d{8,}")
 
 
 @dataclass
@@ -50,13 +50,25 @@ class Checkpoint:
         return _load(self.path / "model.safetensors")
 
     def load_model(self) -> Transformer:
-        weights = self.weights()
         model = build(self.config.model)
-        model.load_state_dict(weights)
+        self.load_weights(model)
         return model
 
+    def load_weights(self, model: Transformer) -> None:
+        """Into a model of the same sizes, in the precision that they were saved in."""
+        weights = self.weights()
+        model.to(next(iter(weights.values())).dtype)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            problem = " ".join(str(error).split())[:200]
+            raise UserError(f"{self.path} holds other weights than its config.yaml says: {problem}") from None
+
     def load_tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.path)
+        tokenizer = load_tokenizer(self.path)
+        if tokenizer.fingerprint != self.state["data"]["tokenizer"]:
+            raise UserError(f"{self.path / 'tokenizer.json'} is not the one that the model was trained with")
+        return tokenizer
 
     def load_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         tensors = _load(self.path / "optimizer.safetensors")
@@ -68,15 +80,15 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint folder, or raise UserError with what is wrong with it."""
     try:
-        state = json.loads((path / "state.json").read_text())
-        config = TrainConfig.from_dict(yaml.safe_load((path / "config.yaml").read_text()))
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        config = TrainConfig.from_dict(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")))
         for name, size in state["sizes"].items():
             if (path / name).stat().st_size != size:
-                raise UserError(f"{path / name} is truncated")
-    except UserError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} is not a whole checkpoint: {type(error).__name__}: {error}") from None
+                raise ValueError(f"{name} is truncated")
+        with safe_open(path / "model.safetensors", "pt"):
+            pass  # its header is whole
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError, SafetensorError) as error:
+        raise UserError(f"{path} is not a whole checkpoint ({type(error).__name__}: {error})") from None
     return Checkpoint(path, state, config)
 
 
@@ -102,7 +114,11 @@ def find_checkpoint(path: Path, which: str = "best") -> Checkpoint:
         best = latest.state.get("best")
         if which == "latest" or not best or best["step"] == latest.step:
             return latest
-        return open_checkpoint(checkpoint_path(path, best["step"]))
+        try:
+            return open_checkpoint(checkpoint_path(path, best["step"]))
+        except UserError as error:
+            print(f"logpast: warning: the best checkpoint is gone ({error}); using {folder} instead", file=sys.stderr)
+            return latest
     raise UserError("; ".join([f"no whole checkpoint in {path}", *problems]))
 
 
@@ -110,10 +126,14 @@ def checkpoint_path(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
 
 
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
 def sorted_checkpoints(run: Path) -> list[Path]:
     """Checkpoint folders of a run, earliest first."""
     found = [folder for folder in (run / "checkpoints").glob("step-*") if STEP.fullmatch(folder.name)]
-    return sorted(found, key=lambda folder: int(STEP.fullmatch(folder.name)[1]))  # type: ignore[index]
+    return sorted(found, key=step_of)
 
 
 def save_checkpoint(
@@ -126,7 +146,7 @@ def save_checkpoint(
     """Write a checkpoint for state["step"], then drop those that are neither among the latest nor the best."""
     run = config.run
     place = checkpoint_path(run, state["step"])
-    if not place.exists():  # a resumed run may come by again
+    if not place.exists():  # stopped at a step that was saved already
         with whole_or_absent(place) as folder:
             save_file(_on_cpu(model.state_dict()), folder / "model.safetensors")
             moments = {
@@ -135,7 +155,8 @@ def save_checkpoint(
                 for key, value in optimizer.state[parameter].items()
             }
             save_file(_on_cpu(moments), folder / "optimizer.safetensors")
-            (folder / "config.yaml").write_text(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
+            text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+            (folder / "config.yaml").write_text(text, encoding="utf-8")
             tokenizer.save(folder)
             sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
             (folder / "state.json").write_text(json.dumps(state | {"sizes": sizes}, indent=2) + "\n")

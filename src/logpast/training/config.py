@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,10 @@ class DataConfig:
     validation_tokens: int | None = None
     """score only about the first so many validation tokens while training; default: all"""
 
+    def __post_init__(self) -> None:
+        if self.validation_tokens is not None and self.validation_tokens < 1:
+            raise UserError(f"data.validation_tokens must be at least 1, got {self.validation_tokens}")
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -48,6 +53,14 @@ class OptimizerConfig:
     """decay of the squared gradient's running mean"""
     clip: float = 1.0
     """largest norm of the gradient; 0 turns clipping off"""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "final_learning_rate", "warmup_steps", "weight_decay", "clip"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"optimizer.{name} must be 0 or above, got {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"optimizer.{name} must be at least 0 and below 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ so a run that was killed and resumed is, on a CPU, the run left alone, to the bi
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 import threading
 import time
@@ -23,16 +24,18 @@ from logpast.data import TokenStore, is_store, open_tokens
 from logpast.data.windows import Batch, Batches
 from logpast.environment import describe, revision
 from logpast.errors import UserError
-from logpast.files import remove, sweep
+from logpast.files import remove, sweep, whole_or_absent
 from logpast.metrics import perplexity
 from logpast.models import build
 from logpast.progress import Meter, meter
 from logpast.scoring import score
 from logpast.training.checkpoint import (
     Checkpoint,
+    checkpoint_path,
     find_checkpoint,
     save_checkpoint,
     sorted_checkpoints,
+    step_of,
 )
 from logpast.training.config import DataConfig, TrainConfig, recipe
 from logpast.training.log import Log
@@ -57,7 +60,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         progress.say(run.greeting())
         for batch in run.batches_to_come():
             run.step(batch)
-            stopping = stop.is_set()
+            stopping = run.agree(stop.is_set())
             if run.due(config.log_every) or stopping:
                 progress.update(run.done, run.report())
             improved = False
@@ -87,7 +90,7 @@ class Run:
         torch.manual_seed(config.seed)
         self.bare = bare = build(config.model, store.tokenizer.size)
         if resumed:
-            bare.load_state_dict(resumed.weights())
+            resumed.load_weights(bare)
         self.batches = Batches(
             store, bare.window, bare.history, config.batch_size, config.seed, config.data.streams, config.data.jitter
         )
@@ -106,6 +109,7 @@ class Run:
             "total_steps": self.total,
             "parameters": bare.parameter_count(),
             "data": store.identity,
+            "validation_data": self.validation.identity if self.validation else None,
             "revision": revision(),
             "hardware": describe(fabric.device),
         }
@@ -115,9 +119,13 @@ class Run:
         self.clock = time.monotonic() - self.state["seconds"]  # as if the run had gone on without a break
         self.marked = time.monotonic(), float(self.seen)
         if self.leads:
-            _enter_run(self.config, self.done)
+            _enter_run(self.config, resumed)
         fabric.barrier()
         self.log = Log(config.run, config.tensorboard, self.done) if self.leads else Log()
+
+    def agree(self, asked: bool) -> bool:
+        """Whether any process was asked to stop: all must stop after the same step."""
+        return asked if self.fabric.world_size == 1 else bool(self._sum(torch.tensor(float(asked))))
 
     def due(self, every: int) -> bool:
         return self.done % every == 0 or self.done == self.total
@@ -160,12 +168,7 @@ class Run:
 
     def report(self) -> str:
         """Log the step just done and say it in a few words."""
-        loss, now, seen = float(self._sum(self.loss)), time.monotonic(), float(self.seen)
-        if not math.isfinite(loss):
-            raise UserError(
-                f"the loss became {loss} at step {self.done}; lower optimizer.learning_rate or lengthen "
-                f"optimizer.warmup_steps (the last checkpoint is of step {self.saved})"
-            )
+        loss, now, seen = self._finite(float(self._sum(self.loss))), time.monotonic(), float(self.seen)
         speed = (seen - self.marked[1]) / max(now - self.marked[0], 1e-9)
         self.marked = now, seen
         self.log.write(
@@ -195,7 +198,8 @@ class Run:
             limit=config.data.validation_tokens,
             share=(fabric.global_rank, fabric.world_size),
         )
-        loss = float(self._sum(torch.tensor(math.fsum(nats), dtype=torch.float64, device=fabric.device))) / len(nats)
+        total = self._sum(torch.tensor(math.fsum(nats), dtype=torch.float64, device=fabric.device))
+        loss = self._finite(float(total) / len(nats))
         best = self.state["best"]
         improved = best is None or loss < best["nats_per_token"]
         if improved:
@@ -207,6 +211,7 @@ class Run:
         return improved
 
     def save(self) -> None:
+        self._finite(float(self._sum(self.loss)))
         seconds = round(time.monotonic() - self.clock, 3)
         self.state |= {"step": self.done, "tokens": int(self.seen), "seconds": seconds}
         if self.leads:
@@ -233,6 +238,15 @@ class Run:
         return (
             f"trained {self.done:,} steps in {state['seconds']:,.0f} s; {which}\n"
             f"next: logpast eval --checkpoint {folder} --data FILE    logpast generate --checkpoint {folder}"
+        )
+
+    def _finite(self, loss: float) -> float:
+        """Nothing that is not a number may be reported, called best or saved."""
+        if math.isfinite(loss):
+            return loss
+        raise UserError(
+            f"the loss became {loss} by step {self.done}; lower optimizer.learning_rate or lengthen "
+            f"optimizer.warmup_steps (the last checkpoint is of step {self.saved})"
         )
 
     def _sum(self, value: Tensor) -> Tensor:
@@ -272,17 +286,20 @@ def _open_data(data: DataConfig) -> tuple[TokenStore, TokenStore | None]:
 def _find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | None:
     """The checkpoint to go on from, if that is what the config asks for; refuses what would overwrite a run."""
     run, found = config.run, None
+    if run.exists() and not run.is_dir():
+        raise UserError(f"{run} is a file; give another --run folder")
+    taken = run.exists() and any(run.iterdir())
     if config.resume is True or config.resume == "auto":
         if sorted_checkpoints(run):
             found = find_checkpoint(run, "latest")
+        elif taken and not _is_beginning_of(config):
+            raise UserError(f"{run} holds something else than the beginning of this run; give another --run folder")
     elif config.resume is not False:
         found = find_checkpoint(Path(config.resume), "latest")
-        later = [c for c in sorted_checkpoints(run) if int(c.name.partition("-")[2]) > found.step]
-        if later:
-            raise UserError(
-                f"{run} has later checkpoints ({later[-1].name}) than {found.path.name}; give another run folder"
-            )
-    elif run.exists() and any(run.iterdir()):
+        later = [c for c in sorted_checkpoints(run) if step_of(c) > found.step]
+        if taken and (later or run.resolve() != found.path.resolve().parents[1]):
+            raise UserError(f"{run} holds another run, or a later part of this one; give another --run folder")
+    elif taken:
         raise UserError(f"{run} exists already; go on with it by --resume auto, or give another --run folder")
     if found is None:
         return None
@@ -296,14 +313,31 @@ def _find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | Non
     return found
 
 
-def _enter_run(config: TrainConfig, step: int) -> None:
-    """Make the run's folder, or clear from it what a killed run left behind."""
+def _is_beginning_of(config: TrainConfig) -> bool:
+    """Whether the run's folder is what the same run leaves if it is killed before its first checkpoint."""
+    try:
+        theirs = TrainConfig.from_dict(yaml.safe_load((config.run / "config.yaml").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return False
+    model = replace(theirs.model, vocabulary=config.model.vocabulary)
+    return recipe(replace(theirs, model=model)) == recipe(config)
+
+
+def _enter_run(config: TrainConfig, resumed: Checkpoint | None) -> None:
+    """Make the run's folder, or clear from it what a killed run left behind; bring a resumed run's best along."""
     config.run.mkdir(parents=True, exist_ok=True)
     sweep(config.run / "checkpoints")
     for folder in sorted_checkpoints(config.run):
-        if int(folder.name.partition("-")[2]) > step:  # later than the one we go on from: it was found damaged
+        if resumed is None or step_of(folder) > resumed.step:  # later than where we go on: it was found damaged
             remove(folder)
-    (config.run / "config.yaml").write_text(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
+    if resumed and resumed.state["best"]:
+        best = checkpoint_path(config.run, resumed.state["best"]["step"])
+        source = resumed.path.with_name(best.name)
+        if source.exists() and not best.exists():
+            with whole_or_absent(best) as folder:
+                shutil.copytree(source, folder, dirs_exist_ok=True)
+    text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+    (config.run / "config.yaml").write_text(text, encoding="utf-8")
 
 
 @contextmanager
