@@ -72,7 +72,8 @@ def main() -> None:
         median = statistics.median(taken)
         rows.append({
             "case": name, "seconds": round(median, 2), "fastest": round(min(taken), 2), "slowest": round(max(taken), 2),
-            "megabytes_per_second": round(len(text.encode()) / 1e6 / median, 1), "ours_is_faster_by": round(median / own, 2),
+            "megabytes_per_second": round(len(text.encode()) / 1e6 / median, 1),
+            "ours_is_faster_by": round(median / own, 2),
         })  # fmt: skip
         line = "{case:34} {seconds:7.2f} s [{fastest}, {slowest}]  {megabytes_per_second} MB/s  ×{ours_is_faster_by}"
         print(line.format(**rows[-1]))
