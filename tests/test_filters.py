@@ -21,6 +21,7 @@ def test_paper_windows() -> None:
     horizons = [FilterBank(slots=slots).horizon for slots in range(5, 54, 4)]
     assert horizons == [2**n for n in range(1, 14)]
     assert horizons == [paper_horizon(slots) for slots in range(5, 54, 4)]
+    assert paper_horizon(10_000) > 2**60
 
 
 @pytest.mark.parametrize("k", [100, 200])

@@ -133,7 +133,7 @@ def impulse_response(times: Array, peaks: Array, sharpness: float, kernel: Kerne
 
 def paper_horizon(slots: int) -> int:
     """τ*max of the paper's bank with this many filters: 2 for 5, … 8192 for 53."""
-    return max(1, round((1 + PAPER_SPACING) ** (slots - 1)))
+    return round(2 ** (max(0, min(slots, 249) - 1) / 4))  # beyond 249 slots it is past any text
 
 
 def _log_impulse_response(times: Array, peaks: Array, k: float, kernel: Kernel) -> Array:

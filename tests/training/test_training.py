@@ -299,6 +299,11 @@ def test_double_precision_is_kept(train_config: TrainConfig) -> None:
     found = find_checkpoint(config.run, "latest")
     assert found.load_model().table.weight.dtype == torch.float64
     assert torch.equal(found.load_model().table.weight, found.weights()["table.weight"])
+    from logpast.experiments.evaluation import evaluate
+
+    double, single = (evaluate(config.run, config.data.train, precision=p)["nats"] for p in ("float64", "float32"))  # type: ignore[arg-type]
+    assert double == pytest.approx(single, rel=1e-6)
+    assert double != single
     again = replace(config, run=config.run.with_name("again"), resume=str(sorted_checkpoints(config.run)[1]))
     train(again)
     assert_bit_equal(weights(config.run), weights(again.run))

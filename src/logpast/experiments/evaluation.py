@@ -121,9 +121,7 @@ def _score_checkpoint(
     device: torch.device,
     precision: str,
 ) -> NDArray[np.float64]:
-    model = checkpoint.load_model().to(device)
-    if precision == "float64":
-        model.double()
+    model = checkpoint.load_model().to(device, torch.float64 if precision == "float64" else torch.float32)
     arithmetic: AbstractContextManager[Any] = nullcontext()
     if precision == "bfloat16":
         arithmetic = torch.autocast(device.type, torch.bfloat16)

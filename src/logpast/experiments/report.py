@@ -91,7 +91,7 @@ def _topics_section(out: Path, topics: dict[str, Any]) -> list[str]:
     cells = "".join(f"<tr><td>{name}</td><td>{value:.4f}</td></tr>" for name, value in rows)
     return [
         "<h2>A source whose truth is known: drifting topics</h2>",
-        "<p>Tokens are drawn from a topic, a distribution over eight symbols, which lasts for a while, a few tokens or "
+        "<p>Tokens are drawn from a topic, a distribution over eight symbols, which lasts for a while, a hundred tokens or "
         "thousands, and then gives way to a new one. For this source the best possible loss can be computed, with the "
         "whole past or with the few tokens that the control sees: no model that sees only those can be better than "
         "the second, however large.</p>",
