@@ -12,7 +12,8 @@ Forward and backward of B histories of M = 8,192 tokens into 53 slots of width 7
                                  forward only, on one history, and scaled up
 
 A time on a shared machine means nothing alone: the table gives medians and their ratio to the obvious way. Memory is
-what the process's peak grows by beyond inputs, outputs and gradients, each case in a process of its own.
+how far the process's resident size rises beyond inputs and gradients, sampled twice a millisecond, each case in a
+process of its own (Linux only).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +55,7 @@ def job(case: str, ids: Tensor) -> Callable[[], None]:
     bank = FilterBank(slots=53, sharpness=100)
     table = torch.randn(VOCABULARY, WIDTH).mul_(0.02).requires_grad_()
     towards = torch.randn(len(ids), bank.slots, WIDTH)
-    weights = torch.from_numpy(bank.weights).float()
+    weights = torch.tensor(bank.weights, dtype=torch.float32)
 
     if case == "conv1d":
         one = F.embedding(ids[:1], table.detach()).transpose(1, 2)  # (1, d, M)
@@ -82,21 +84,30 @@ def job(case: str, ids: Tensor) -> Callable[[], None]:
     return from_embeddings
 
 
-def peak_megabytes() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def measure_memory(case: str, text: Path, batch: int) -> float:
-    """MB of peak beyond what must be there: inputs, outputs, and the gradient of table or embeddings."""
-    ids = histories(text, batch, 8192)
-    once = job(case, ids)
-    job(case, ids[:1, :64] if case != "conv1d" else ids[:1])()  # wakes libraries up, at a small size
-    gradient = torch.zeros(VOCABULARY if case in ("gather+einsum", "bag") else batch * 8192, WIDTH)
-    gradient += 1  # touched, so that it counts as there
-    before = peak_megabytes()
-    del gradient
+    """MB at the highest beyond what must be there: inputs, outputs, and the gradient of table or embeddings."""
+    once = job(case, histories(text, batch, 8192))
+    gradient = 4 * WIDTH * (VOCABULARY if case in ("gather+einsum", "bag") else batch * 8192)
+    gradient = 0 if case == "conv1d" else gradient
+    highest, done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal highest
+        while not done.is_set():
+            highest = max(highest, resident_bytes())
+            time.sleep(0.0005)
+
+    before = resident_bytes()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     once()
-    return peak_megabytes() - before
+    done.set()
+    watcher.join()
+    return (highest - before - gradient) / 1e6
 
 
 def main() -> None:

@@ -91,10 +91,10 @@ def _topics_section(out: Path, topics: dict[str, Any]) -> list[str]:
     cells = "".join(f"<tr><td>{name}</td><td>{value:.4f}</td></tr>" for name, value in rows)
     return [
         "<h2>A source whose truth is known: drifting topics</h2>",
-        "<p>Tokens are drawn from a topic, a distribution over eight symbols, which lasts for a while, a hundred tokens or "
-        "thousands, and then gives way to a new one. For this source the best possible loss can be computed, with the "
-        "whole past or with the few tokens that the control sees: no model that sees only those can be better than "
-        "the second, however large.</p>",
+        "<p>Tokens are drawn from a topic, a distribution over eight symbols, which lasts for a while, a hundred "
+        "tokens or thousands, and then gives way to a new one. For this source the best possible loss can be "
+        "computed, with the whole past or with the few tokens that the control sees: no model that sees only those "
+        "can be better than the second, however large.</p>",
         f"<table><tr><th>unseen stream</th><th>nats per token</th></tr>{cells}</table>",
         f"<p>The control is {control - given_recent:+.4f} nats from the best that it could be. {verdict}</p>",
         _loss_curves(out / "topics", {"whole past": given_all, "control's view": given_recent}),
