@@ -19,7 +19,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import tiktoken
 import torch
+from tiktoken_ext.openai_public import ENDOFTEXT, r50k_pat_str
 
 from logpast.data import load_tokenizer, prepare
 from logpast.environment import describe, revision
@@ -41,7 +43,10 @@ def main() -> None:
     words = parser.parse_args()
     with words.text.open(encoding="utf-8", newline="") as file:
         text = file.read(words.megabytes * 10**6)
-    encoding = load_tokenizer("gpt2")._encoding  # type: ignore[attr-defined]
+    ranks = load_tokenizer("gpt2")._ranks  # type: ignore[attr-defined]
+    encoding = tiktoken.Encoding(
+        "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={ENDOFTEXT: len(ranks)}
+    )
     pieces = text.splitlines(keepends=True)
     lines = [
         "".join(pieces[i : i + 5000]) for i in range(0, len(pieces), 5000)

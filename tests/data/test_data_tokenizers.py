@@ -38,7 +38,7 @@ SNIPPETS = [
     "ab",
     "Straße",
 ]
-SNIPPETS += ["é", "\u0301", "🦊", "👩‍🚀", "日本", "42", "½", "=", "...", END_OF_TEXT, "\x00", "\ufeff"]
+SNIPPETS += ["é", "\u0301", "🦊", "👩‍🚀", "日本", "42", "½", "=", "...", END_OF_TEXT, "\x00", "\ufeff", "\uffff"]
 nasty = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=3)), max_size=40).map("".join)
 
 BPE = train_bpe([TEXT], 300)
