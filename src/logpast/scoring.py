@@ -54,7 +54,7 @@ def score(
     for first in range(rank * batch_size, count, ranks * batch_size):
         indices = np.arange(first, min(first + batch_size, count))
         batch = windows.batch(indices).to(device)
-        costs = model(*batch).double().cpu().numpy()
+        costs = model(*batch).cpu().numpy()
         for index, row in zip(indices, costs, strict=True):
             place = windows.places(int(index))
             nats[place] = row[: place.stop - place.start]

@@ -16,10 +16,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from logpast.data import TokenStore
 from logpast.errors import UserError
 from logpast.models import RecentConfig
+from logpast.progress import meter
 from logpast.training import loop
 from logpast.training.checkpoint import find_checkpoint, open_checkpoint, sorted_checkpoints
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
@@ -74,6 +76,24 @@ def test_best_checkpoint_is_kept_and_old_ones_go(train_config: TrainConfig) -> N
     assert steps[-1] == 30
     assert find_checkpoint(config.run).step == state["best"]["step"]
     assert find_checkpoint(config.run, "latest").step == 30
+
+
+class NoDoubles(TorchDispatchMode):
+    """Apple's MPS has no float64."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = function(*args, **(kwargs or {}))
+        for value in result if isinstance(result, (tuple, list)) else [result]:
+            assert not (isinstance(value, Tensor) and value.ndim and value.dtype == torch.float64), function
+        return result
+
+
+def test_nothing_on_the_device_is_in_double_precision(train_config: TrainConfig) -> None:
+    run = loop.Run(train_config)
+    with NoDoubles(), meter("test", 1) as progress:
+        run.step(next(run.batches_to_come()))
+        run.report()
+        run.validate(progress)
 
 
 @pytest.mark.parametrize("micro", [1, 3, 5])

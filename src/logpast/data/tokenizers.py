@@ -10,7 +10,6 @@ import functools
 import hashlib
 import importlib.util
 import json
-import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable

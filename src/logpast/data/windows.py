@@ -29,7 +29,8 @@ class Batch(NamedTuple):
     targets: Tensor
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(part.to(device, non_blocking=True) for part in self))
+        """Without waiting where that is safe: Apple's MPS may copy what has been overwritten meanwhile."""
+        return Batch(*(part.to(device, non_blocking=torch.device(device).type != "mps") for part in self))
 
     def split(self, size: int) -> list[Batch]:
         return [Batch(*parts) for parts in zip(*(part.split(size) for part in self), strict=True)]

@@ -78,6 +78,8 @@ def evaluate(
     store = open_tokens(data, found.load_tokenizer(), cache)
     streams = streams or found.config.data.streams
     place = pick_device(device)
+    if place.type == "mps" and precision == "float64":
+        raise UserError("precision float64 needs a CPU or CUDA device; give --device cpu")
     span = _span(found, store, accounting)
     saved = _saved_nats(against, store) if against is not None and against.suffix == ".npy" else None
     started = time.monotonic()

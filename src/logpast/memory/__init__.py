@@ -98,7 +98,7 @@ class LogMemory(nn.Module):
         tolerance = torch.finfo(dtype).eps
         self._groups = support.groups(self.bank, tolerance)
         self.kept = bag.entries(in_time_order, tolerance).to(device)
-        self.filters = in_time_order.to(device=device, dtype=dtype)
+        self.filters = in_time_order.to(dtype).to(device)  # a device need not know float64
 
     def extra_repr(self) -> str:
         return f"{self.bank}, horizon={self.bank.horizon}, path={self.path!r}"

@@ -115,9 +115,9 @@ class Run:
         }
         self.done = int(self.state["step"])
         self.saved = self.done
-        self.seen = torch.tensor(float(self.state["tokens"]), dtype=torch.float64, device=fabric.device)
+        self.seen = torch.tensor(int(self.state["tokens"]), device=fabric.device)
         self.clock = time.monotonic() - self.state["seconds"]  # as if the run had gone on without a break
-        self.marked = time.monotonic(), float(self.seen)
+        self.marked = time.monotonic(), int(self.seen)
         if self.leads:
             _enter_run(self.config, resumed)
         fabric.barrier()
@@ -144,12 +144,12 @@ class Run:
         """One optimizer step. The loss is the mean over the whole batch's tokens, however it is split up."""
         fabric, config = self.fabric, self.config
         batch = batch.to(fabric.device)
-        tokens = self._sum((batch.targets >= 0).sum().double())
+        tokens = self._sum((batch.targets >= 0).sum())
         self.loss = torch.zeros((), device=fabric.device)
         parts = batch.split(config.micro_batch_size or len(batch.tokens))
         for number, part in enumerate(parts, start=1):
             with fabric.no_backward_sync(self.model, enabled=number < len(parts)):
-                share = self.model(*part).sum() / tokens.clamp(min=1).float()
+                share = self.model(*part).sum() / tokens.clamp(min=1)
                 fabric.backward(share * fabric.world_size)  # processes average their gradients, we want the sum
             self.loss += share.detach()
         self.norm = torch.zeros(())
@@ -168,7 +168,7 @@ class Run:
 
     def report(self) -> str:
         """Log the step just done and say it in a few words."""
-        loss, now, seen = self._finite(float(self._sum(self.loss))), time.monotonic(), float(self.seen)
+        loss, now, seen = self._finite(float(self._sum(self.loss))), time.monotonic(), int(self.seen)
         speed = (seen - self.marked[1]) / max(now - self.marked[0], 1e-9)
         self.marked = now, seen
         self.log.write(
@@ -178,7 +178,7 @@ class Run:
             ppl=perplexity(loss, 1),
             learning_rate=self.rate,
             gradient_norm=float(self.norm),
-            tokens=int(seen),
+            tokens=seen,
             tokens_per_second=round(speed, 1),
         )
         return f"loss {loss:.4f} ppl {perplexity(loss, 1):.2f} {speed:,.0f} tokens/s"
@@ -198,7 +198,7 @@ class Run:
             limit=config.data.validation_tokens,
             share=(fabric.global_rank, fabric.world_size),
         )
-        total = self._sum(torch.tensor(math.fsum(nats), dtype=torch.float64, device=fabric.device))
+        total = self._sum(torch.tensor(math.fsum(nats), dtype=torch.float64))
         loss = self._finite(float(total) / len(nats))
         best = self.state["best"]
         improved = best is None or loss < best["nats_per_token"]
@@ -273,6 +273,8 @@ def _fabric(config: TrainConfig) -> Fabric:
         raise UserError(
             f"accelerator={config.accelerator} with devices={config.devices} cannot be used: {error}"
         ) from None
+    if fabric.device.type == "mps" and config.precision == "64-true":
+        raise UserError("precision=64-true needs a CPU or CUDA device; give --accelerator cpu")
     fabric.launch()
     return fabric
 
