@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,10 @@ from torch import Tensor, nn
 from logpast.filters import FilterBank
 from logpast.memory import bag, naive, support
 
-Path = Literal["auto", "naive", "bag", "support"]
+Path = Literal["auto", "naive", "bag", "support", "fused"]
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+if HAS_TRITON:
+    from logpast.memory import fused
 
 __all__ = ["LogMemory"]
 
@@ -30,22 +34,27 @@ class LogMemory(nn.Module):
         dim: width of the embeddings.
         bank: the filters.
         norm: one LayerNorm over the slots, as in the paper; False gives the bare sums.
-        path: `auto` takes the fast path (`bag` for ids, `support` for embeddings); `naive` is the definition.
+        path: `auto` takes the fast path: `support` for embeddings; for ids `fused` on a CUDA device with Triton, else
+            `bag`. `naive` is the definition.
         eps: the LayerNorm's epsilon.
     """
 
     filters: Tensor
     kept: Tensor
+    first: Tensor
+    parts: Tensor
+    unit: Tensor
 
     def __init__(self, dim: int, bank: FilterBank, norm: bool = True, path: Path = "auto", eps: float = 1e-5) -> None:
         super().__init__()
-        if path not in ("auto", "naive", "bag", "support"):
-            raise ValueError(f"path must be auto, naive, bag or support, got {path!r}")
+        if path not in get_args(Path):
+            raise ValueError(f"path must be {', '.join(get_args(Path))}; got {path!r}")
         self.bank = bank
         self.path = path
         self.norm = nn.LayerNorm(dim, eps=eps) if norm else nn.Identity()
         self.register_buffer("filters", torch.empty(0, dtype=torch.get_default_dtype()), persistent=False)
-        self.register_buffer("kept", torch.empty(0, dtype=torch.int64), persistent=False)
+        for name in ("kept", "first", "parts", "unit"):
+            self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
         self._lay_out()
 
     def forward(self, embeddings: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -69,14 +78,27 @@ class LogMemory(nn.Module):
         ids = self._within_horizon(ids).long()
         if lengths is not None:
             ids = ids.masked_fill(~self._real(ids, lengths), -1)
+        path = self.path_for(table)
+        if path == "fused" and torch.is_autocast_enabled(table.device.type):
+            table = table.to(torch.get_autocast_dtype(table.device.type))  # as any product would; its sums are float32
         with _full_precision(table.device):
-            if self.path == "naive":
+            if path == "naive":
                 slots = naive.compress_ids(self.filters, ids, table)
-            elif self.path == "support":
+            elif path == "support":
                 slots = support.compress(self.filters, naive.embed(table, ids), self._groups)
+            elif path == "fused":
+                slots = fused.compress_ids(fused.Layout(self.first, self.parts, self.unit), ids, table)
             else:
                 slots = bag.compress_ids(self.filters, ids, table, self.kept)
         return self.norm(slots)
+
+    def path_for(self, table: Tensor) -> Path:
+        """The path that ids take with this table."""
+        if self.path != "auto":
+            return self.path
+        if len(self.kept):
+            return "bag"
+        return "naive" if table.dtype == torch.float64 else "fused"
 
     def _within_horizon(self, history: Tensor) -> Tensor:
         return history[:, max(0, history.shape[1] - self.bank.horizon) :]
@@ -94,11 +116,16 @@ class LogMemory(nn.Module):
     def _lay_out(self) -> None:
         """Build the bank anew on the module's device: a cast to bf16 must not round the filters."""
         device, dtype = self.filters.device, naive.accumulation_dtype(self.filters.dtype)
-        in_time_order = torch.from_numpy(self.bank.weights[::-1, ::-1].copy())
+        in_time_order = self.bank.weights[::-1, ::-1].copy()
         tolerance = torch.finfo(dtype).eps
         self._groups = support.groups(self.bank, tolerance)
-        self.kept = bag.entries(in_time_order, tolerance).to(device)
-        self.filters = in_time_order.to(dtype).to(device)  # a device need not know float64
+        self.filters = torch.from_numpy(in_time_order).to(dtype).to(device)  # a device need not know float64
+        if self.path == "fused" or (self.path == "auto" and HAS_TRITON and self.filters.is_cuda and dtype.itemsize < 8):
+            layout = fused.lay_out(in_time_order, tolerance)
+            self.first, self.parts, self.unit = (part.to(device) for part in layout)
+            self.kept = torch.empty(0, dtype=torch.int64, device=device)
+        else:
+            self.kept = bag.entries(torch.from_numpy(in_time_order), tolerance).to(device)
 
     def extra_repr(self) -> str:
         return f"{self.bank}, horizon={self.bank.horizon}, path={self.path!r}"

@@ -1,0 +1,300 @@
+"""The fast path on a GPU: bags of words counted in whole numbers, then one product with the rows that occur.
+
+As in bag.py, the weights of a history's equal tokens are added up before the table is touched, so that a history of
+8,192 tokens costs the reading of some 2,000 rows, and one of a million hardly more than its distinct tokens do. Here:
+
+    plan        which tokens each history has (a mark per token and a running count, no sorting), and its bags. A
+                lag is seen by a few neighbouring filters only; each adds its weight, as a whole number of 2^-30ths
+                of its filter's sum, to the bag of the token that stands there.
+    slots       bags (L, U) × rows of the table (U, d), gathered on the way, added up in float32
+    backward    bags (U, L) × gradient (L, d) for each history, then for each token the sum over histories
+
+Whole numbers add up to the same in any order and no float is added atomically: the result is the same to the bit,
+always. They also bound the error: a weight is off by at most 2^-31 of the power of two above its filter's sum.
+Nothing waits for the GPU, nothing of size (B, M, d) exists, and all three are operators to torch.compile.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PARTS = 2**30  # whole numbers that the power of two above a filter's sum is cut into
+ROWS_BUDGET = 2**30  # bytes of the backward pass's rows: so many columns of the table are done at a time
+
+
+class Layout(NamedTuple):
+    """A bank seen from its lags: what a token at column t of the time-ordered bank adds to which slots."""
+
+    first: Tensor  # (M,) int32, the first slot that sees it
+    parts: Tensor  # (M, W) int32, the weights in that slot and the W − 1 after it
+    unit: Tensor  # (L,) float32, what one part is worth: a power of two
+
+
+def lay_out(filters: NDArray[np.float64], tolerance: float) -> Layout:
+    """Weights below `tolerance` × their filter's largest, of the time-ordered bank (L, M), are left out."""
+    slots = len(filters)
+    kept = filters > tolerance * filters.max(axis=1, keepdims=True)
+    first = np.where(kept.any(axis=0), kept.argmax(axis=0), 0)
+    last = np.where(kept.any(axis=0), slots - 1 - kept[::-1].argmax(axis=0), 0)
+    width = int((last - first).max()) + 1
+    first = np.minimum(first, slots - width)
+    unit = 2.0 ** np.ceil(np.log2(np.maximum(filters.sum(axis=1), np.finfo(np.float64).tiny))) / PARTS
+    places = first + np.arange(width)[:, None]  # (W, M)
+    lags = np.arange(filters.shape[1])
+    parts = np.where(kept[places, lags], np.rint(filters[places, lags] / unit[places]), 0)
+    return Layout(
+        torch.from_numpy(first.astype(np.int32)),
+        torch.from_numpy(np.ascontiguousarray(parts.T, dtype=np.int32)),
+        torch.from_numpy(unit.astype(np.float32)),
+    )
+
+
+def compress_ids(layout: Layout, ids: Tensor, table: Tensor) -> Tensor:
+    """As `naive.compress_ids`, for a bank laid out by `lay_out`."""
+    slots = len(layout.unit)
+    if not ids.numel():
+        return table.new_zeros(ids.shape[0], slots, table.shape[1])
+    plan = torch.ops.logpast.fused_plan(layout.first, layout.parts, slots, ids, table.shape[0])
+    return torch.ops.logpast.fused_slots(*plan, layout.unit, table)
+
+
+@torch.library.custom_op("logpast::fused_plan", mutates_args=())
+def _plan(first: Tensor, parts: Tensor, slots: int, ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The number of each (history, token) among those that occur, counted from 1; their tokens; their bags."""
+    batch, length = ids.shape
+    torch._assert_async((ids < vocabulary).all())
+    number = torch.zeros(batch * vocabulary, dtype=torch.int32, device=ids.device)
+    _mark[triton.cdiv(length, 1024), batch](ids, *ids.stride(), number, length, vocabulary, BLOCK=1024)
+    number = number.cumsum(0, dtype=torch.int32)
+    most = batch * min(length, vocabulary)
+    tokens = ids.new_empty(most, dtype=torch.int32)
+    bags = ids.new_empty(most, _up(slots, 16), dtype=torch.int32)
+    stride, width = bags.shape[1], parts.shape[1]
+    _list[triton.cdiv(vocabulary, 128), batch](number, tokens, bags, vocabulary, stride, BLOCK=128, SLOTS=_wide(slots))
+    _fill[triton.cdiv(length, 128), batch](
+        ids, *ids.stride(), number, first, parts, bags, length, len(first) - length, vocabulary, stride, width,
+        BLOCK=128, WIDTH=triton.next_power_of_2(width),
+    )  # fmt: skip
+    return number, tokens, bags
+
+
+@torch.library.custom_op("logpast::fused_slots", mutates_args=())
+def _slots(number: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, table: Tensor) -> Tensor:
+    (vocabulary, dim), slots = table.shape, len(unit)
+    batch = len(number) // vocabulary
+    table = table.contiguous()
+    out = table.new_empty(batch, slots, dim)
+    columns = 128
+    _multiply[triton.cdiv(dim, columns), batch](
+        number, tokens, bags, unit, table, out, vocabulary, dim, slots, bags.shape[1],
+        SLOTS=_wide(slots), ROWS=64, COLUMNS=columns, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out
+
+
+@torch.library.custom_op("logpast::fused_backward", mutates_args=())
+def _backward(number: Tensor, bags: Tensor, unit: Tensor, grad: Tensor, vocabulary: int) -> Tensor:
+    batch, slots, dim = grad.shape
+    grad = grad.contiguous()
+    out = grad.new_empty(vocabulary, dim)
+    most = len(bags)
+    columns = 128
+    while columns > 32 and most * columns * 4 > ROWS_BUDGET:
+        columns //= 2
+    rows = torch.empty(most, columns, dtype=torch.float32, device=grad.device)
+    for start in range(0, dim, columns):
+        _spread[triton.cdiv(most // batch, 64), batch](
+            number, bags, unit, grad, rows, vocabulary, dim, slots, bags.shape[1], start,
+            SLOTS=_wide(slots), ROWS=64, COLUMNS=columns, num_warps=4,
+        )  # fmt: skip
+        _gather[triton.cdiv(vocabulary, 16),](
+            number, rows, out, batch, vocabulary, dim, start, TOKENS=16, COLUMNS=columns, num_warps=4
+        )
+    return out
+
+
+@_plan.register_fake
+def _(first: Tensor, parts: Tensor, slots: int, ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    batch, length = ids.shape
+    most = batch * min(length, vocabulary)
+    number = ids.new_empty(batch * vocabulary, dtype=torch.int32)
+    return number, number.new_empty(most), number.new_empty(most, _up(slots, 16))
+
+
+@_slots.register_fake
+def _(number: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, table: Tensor) -> Tensor:
+    return table.new_empty(number.shape[0] // table.shape[0], unit.shape[0], table.shape[1])
+
+
+@_backward.register_fake
+def _(number: Tensor, bags: Tensor, unit: Tensor, grad: Tensor, vocabulary: int) -> Tensor:
+    return grad.new_empty(vocabulary, grad.shape[2])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
+    number, _, bags, unit, table = inputs
+    ctx.save_for_backward(number, bags, unit)
+    ctx.vocabulary = table.shape[0]
+
+
+def _chain(ctx: Any, grad: Tensor) -> tuple[None, None, None, None, Tensor]:
+    return None, None, None, None, torch.ops.logpast.fused_backward(*ctx.saved_tensors, grad, ctx.vocabulary)
+
+
+_slots.register_autograd(_chain, setup_context=_keep)
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _wide(slots: int) -> int:
+    """The slots as a side of a matrix product on tensor cores."""
+    return max(16, triton.next_power_of_2(slots))
+
+
+@triton.jit
+def _mark(ids, row, column, number, length, vocabulary, BLOCK: tl.constexpr):
+    """Put a 1 where a history has a token."""
+    history = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(ids + history * row + place * column, mask=place < length, other=-1)
+    tl.store(number + history * vocabulary + token, 1, mask=token >= 0)
+
+
+@triton.jit
+def _occurs(number, history, token, vocabulary):
+    """The numbers of these tokens in this history, from 0, and whether they occur at all."""
+    key = history * vocabulary + token
+    upto = tl.load(number + key, mask=token < vocabulary, other=0)
+    before = tl.load(number + key - 1, mask=(token < vocabulary) & (key > 0), other=0)
+    return upto - 1, upto > before
+
+
+@triton.jit
+def _range(number, history, vocabulary):
+    """From which number to which the tokens of a history go."""
+    start = tl.load(number + history * vocabulary - 1, mask=history > 0, other=0)
+    return start, tl.load(number + (history + 1) * vocabulary - 1)
+
+
+@triton.jit
+def _list(number, tokens, bags, vocabulary, stride, BLOCK: tl.constexpr, SLOTS: tl.constexpr):
+    """Write down which token each number means, and empty its bag."""
+    history = tl.program_id(1).to(tl.int64)
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    which, occurs = _occurs(number, history, token, vocabulary)
+    tl.store(tokens + which, token, mask=occurs)
+    slot = tl.arange(0, SLOTS)
+    bag = bags + which[:, None].to(tl.int64) * stride + slot[None, :]
+    tl.store(bag, tl.zeros((BLOCK, SLOTS), tl.int32), mask=occurs[:, None] & (slot[None, :] < stride))
+
+
+@triton.jit
+def _fill(
+    ids, row, column, number, first, parts, bags, length, missing, vocabulary, stride, width,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Add what each token of a history weighs to its bag."""
+    history = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < length
+    token = tl.load(ids + history * row + place * column, mask=inside, other=-1)
+    lag = missing + place
+    which = tl.load(number + history * vocabulary + token, mask=token >= 0, other=1) - 1
+    slot = tl.load(first + lag, mask=inside, other=0)
+    one = tl.arange(0, WIDTH)[None, :]
+    here = (token[:, None] >= 0) & (one < width)
+    weight = tl.load(parts + lag[:, None].to(tl.int64) * width + one, mask=here, other=0)
+    bag = bags + which[:, None].to(tl.int64) * stride + slot[:, None] + one
+    tl.atomic_add(bag, weight, mask=here & (weight != 0), sem="relaxed")
+
+
+@triton.jit
+def _dot(bag, x):
+    """bag @ x with whole numbers in the bag: as two bf16 for a bf16 x, so that 16 bits of each count."""
+    wide = bag.to(tl.float32)
+    if x.dtype == tl.bfloat16:
+        high = wide.to(tl.bfloat16)
+        low = (wide - high.to(tl.float32)).to(tl.bfloat16)
+        return tl.dot(high, x) + tl.dot(low, x)
+    return tl.dot(wide, x.to(tl.float32), input_precision="tf32x3")
+
+
+@triton.jit
+def _multiply(
+    number, tokens, bags, unit, table, out, vocabulary, dim, slots, stride,
+    SLOTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    history = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    slot = tl.arange(0, SLOTS)
+    start, stop = _range(number, history, vocabulary)
+    total = tl.zeros((SLOTS, COLUMNS), tl.float32)
+    for begin in range(start, stop, ROWS):
+        which = begin + tl.arange(0, ROWS)
+        there = which < stop
+        token = tl.load(tokens + which, mask=there, other=0)
+        rows = tl.load(
+            table + token[:, None].to(tl.int64) * dim + column[None, :],
+            mask=there[:, None] & (column[None, :] < dim), other=0.0,
+        )  # fmt: skip
+        bag = tl.load(
+            bags + which[None, :].to(tl.int64) * stride + slot[:, None],
+            mask=there[None, :] & (slot[:, None] < slots), other=0,
+        )  # fmt: skip
+        total += _dot(bag, rows)
+    total *= tl.load(unit + slot, mask=slot < slots, other=0.0)[:, None]
+    place = out + (history * slots + slot[:, None]) * dim + column[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=(slot[:, None] < slots) & (column[None, :] < dim))
+
+
+@triton.jit
+def _spread(
+    number, bags, unit, grad, rows, vocabulary, dim, slots, stride, first,
+    SLOTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Each token's share of its history's gradient, in some columns of the table."""
+    history = tl.program_id(1).to(tl.int64)
+    start, stop = _range(number, history, vocabulary)
+    begin = start + tl.program_id(0) * ROWS
+    if begin < stop:
+        which = begin + tl.arange(0, ROWS)
+        slot = tl.arange(0, SLOTS)
+        some = tl.arange(0, COLUMNS)
+        column = first + some
+        bag = tl.load(
+            bags + which[:, None].to(tl.int64) * stride + slot[None, :],
+            mask=(which[:, None] < stop) & (slot[None, :] < slots), other=0,
+        )  # fmt: skip
+        towards = tl.load(
+            grad + (history * slots + slot[:, None]) * dim + column[None, :],
+            mask=(slot[:, None] < slots) & (column[None, :] < dim), other=0.0,
+        )  # fmt: skip
+        worth = towards.to(tl.float32) * tl.load(unit + slot, mask=slot < slots, other=0.0)[:, None]
+        if towards.dtype == tl.bfloat16:
+            worth = worth.to(tl.bfloat16)  # exact: a unit is a power of two
+        share = _dot(bag, worth)
+        tl.store(rows + which[:, None].to(tl.int64) * COLUMNS + some[None, :], share, mask=which[:, None] < stop)
+
+
+@triton.jit
+def _gather(number, rows, out, batch, vocabulary, dim, first, TOKENS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sum over histories, for each token of the table."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    some = tl.arange(0, COLUMNS)
+    total = tl.zeros((TOKENS, COLUMNS), tl.float32)
+    for history in range(batch):
+        which, occurs = _occurs(number, history, token, vocabulary)
+        total += tl.load(rows + which[:, None].to(tl.int64) * COLUMNS + some[None, :], mask=occurs[:, None], other=0.0)
+    column = first + some
+    place = out + token[:, None].to(tl.int64) * dim + column[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=(token[:, None] < vocabulary) & (column[None, :] < dim))
