@@ -42,7 +42,7 @@ def score(
         share: (rank, of how many): score only every n-th batch and leave zeros elsewhere.
         progress: told how many tokens are done.
     """
-    windows = Windows(store, window, history, streams)
+    windows = Windows(store, window, history, streams, device=device)
     count = len(windows)
     if limit is not None:  # windows predict the text in order, so the first that reaches the limit can be searched
         reached = bisect_left(range(count), limit, key=lambda index: windows.places(index).stop)

@@ -3,12 +3,15 @@
 A stream is one end-of-text token followed by the tokens of a text: position 0 holds end-of-text, position j the
 j-th token. Window i starts at position i·m, reads m positions and predicts the m after each of them, so that every
 token is predicted exactly once and end-of-text never. Whatever lies outside the stream is -1: "no token".
+
+Tokens lie on the device that the model is on, if they fit, and windows are cut there.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -22,7 +25,7 @@ Streams = Literal["corpus", "document"]
 
 
 class Batch(NamedTuple):
-    """Three int64 tensors of token ids, -1 = none: (B, history), (B, m), (B, m)."""
+    """Token ids, -1 = none: (B, history) int32, (B, m) and (B, m) int64."""
 
     history: Tensor
     tokens: Tensor
@@ -47,14 +50,22 @@ class Windows:
             that nothing is seen across their borders.
         shift: windows start this many positions earlier, at −shift, m − shift, … (0 ≤ shift ≤ m). One more window
             is counted then, whatever the shift; the first or the last may be left with nothing to predict.
+        device: where batches are wanted; they are made on the CPU if the tokens do not fit there.
     """
 
     def __init__(
-        self, store: TokenStore, window: int, history: int, streams: Streams = "corpus", shift: int = 0
+        self,
+        store: TokenStore,
+        window: int,
+        history: int,
+        streams: Streams = "corpus",
+        shift: int = 0,
+        device: torch.device | str = "cpu",
     ) -> None:
         if not 0 <= shift <= window:
             raise ValueError(f"shift must be from 0 to window ({window}), got {shift}")
         self.store, self.window, self.history, self.shift = store, window, history, shift
+        self.device = torch.device(device)
         if streams == "document":
             self.starts, self.lengths = store.documents.start, store.documents.tokens
         else:
@@ -67,25 +78,18 @@ class Windows:
 
     def batch(self, indices: NDArray[np.int64]) -> Batch:
         """The windows of these numbers."""
-        span = np.full((len(indices), self.history + self.window + 1), -1, np.int64)
-        targets = np.full((len(indices), self.window), -1, np.int64)
-        for row, index in enumerate(indices):
-            stream, start = self._locate(int(index))
-            begin, length = int(self.starts[stream]), int(self.lengths[stream])
-            left, right = max(start - self.history, 1), min(start + self.window, length) + 1
-            offset = self.history - start  # from a position in the stream to a column of the span
-            if left < right:
-                span[row, left + offset : right + offset] = self.store.tokens[begin + left - 1 : begin + right - 1]
-                goal = max(start, 0) + 1
-                if goal < right:
-                    targets[row, goal - start - 1 : right - start - 1] = span[row, goal + offset : right + offset]
-            if start - self.history <= 0 <= start + self.window:
-                span[row, offset] = self.store.tokenizer.eot
-        return Batch(
-            torch.from_numpy(span[:, : self.history]),
-            torch.from_numpy(span[:, self.history : -1]),
-            torch.from_numpy(targets),
-        )
+        return self.cut(self.locate(indices))
+
+    def locate(self, indices: NDArray[np.int64]) -> Tensor:
+        """(3, B) on the CPU: where each window's stream begins in the store, its length, the window's start in it."""
+        stream = np.searchsorted(self.first, indices, side="right") - 1
+        start = (indices - self.first[stream]) * self.window - self.shift
+        return torch.from_numpy(np.stack([self.starts[stream], self.lengths[stream], start]))
+
+    def cut(self, located: Tensor) -> Batch:
+        """The windows that `locate` found, of this or another shift."""
+        tokens = resident(self.store, self.device)
+        return Batch(*_cut(tokens, located.to(tokens.device), self.history, self.window, self.store.tokenizer.eot))
 
     def places(self, index: int) -> slice:
         """Where the tokens that window `index` predicts lie in the store."""
@@ -96,6 +100,33 @@ class Windows:
     def _locate(self, index: int) -> tuple[int, int]:
         stream = int(np.searchsorted(self.first, index, side="right")) - 1
         return stream, (index - int(self.first[stream])) * self.window - self.shift
+
+
+_residents: WeakKeyDictionary[TokenStore, dict[torch.device, Tensor]] = WeakKeyDictionary()
+
+
+def resident(store: TokenStore, device: torch.device) -> Tensor:
+    """The store's tokens on a device, put there once; on the CPU, mapped from their file, if they take too much room.
+
+    The type is the signed one of the same size: torch has few operations for the others.
+    """
+    here = _residents.setdefault(store, {})
+    if device not in here:
+        signed = store.tokens.view(f"i{store.tokens.dtype.itemsize}")
+        fits = device.type != "cuda" or signed.nbytes < torch.cuda.mem_get_info(device)[0] / 4
+        here[device] = torch.from_numpy(signed).to(device if fits else "cpu")
+    return here[device]
+
+
+def _cut(tokens: Tensor, located: Tensor, history: int, window: int, eot: int) -> tuple[Tensor, Tensor, Tensor]:
+    begin, length, start = located.unsqueeze(-1).unbind()
+    position = start + torch.arange(-history, window + 1, device=tokens.device)  # in the stream, for each column
+    found = tokens[(begin + position - 1).clamp(0, len(tokens) - 1)].to(torch.int32)
+    if tokens.dtype == torch.int16:
+        found = found & 0xFFFF
+    found = torch.where((position >= 1) & (position <= length), found, -1)
+    seen = torch.where(position == 0, eot, found)
+    return seen[:, :history], seen[:, history:-1].long(), found[:, history + 1 :].long()
 
 
 class Batches:
@@ -116,11 +147,13 @@ class Batches:
         seed: int,
         streams: Streams = "corpus",
         jitter: bool = False,
+        device: torch.device | str = "cpu",
     ) -> None:
         if len(store) < window:
             raise UserError(f"{store.name} has {len(store)} tokens, less than one window of {window}; use more text")
         self.batch_size, self.seed, self.jitter = batch_size, seed, jitter
-        self._windows = lru_cache(maxsize=2)(lambda shift: Windows(store, window, history, streams, shift))
+        self.device = resident(store, torch.device(device)).device  # where batches are made
+        self._windows = lru_cache(maxsize=2)(lambda shift: Windows(store, window, history, streams, shift, device))
         self._order = lru_cache(maxsize=2)(self._shuffle)
         self.window = window
         self.windows_per_epoch = len(self._windows(int(jitter)))  # the same for every shift above 0
@@ -130,13 +163,12 @@ class Batches:
         first = step * self.batch_size
         rows = np.arange(first, first + self.batch_size)[part]
         epochs, places = rows // self.windows_per_epoch, rows % self.windows_per_epoch
-        pieces = []
+        pieces = list[Tensor]()
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
             shift, order = self._order(epoch)
             windows = self._windows(shift)
-            chosen = order[places[epochs == epoch]]
-            pieces.append(windows.batch(chosen))
-        return pieces[0] if len(pieces) == 1 else Batch(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
+            pieces.append(windows.locate(order[places[epochs == epoch]]))
+        return windows.cut(torch.cat(pieces, dim=1))
 
     def _shuffle(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
         random = np.random.default_rng([self.seed, epoch])

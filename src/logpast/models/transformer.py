@@ -17,7 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.errors import UserError
+from logpast.memory import HAS_TRITON
 from logpast.memory.naive import accumulation_dtype, embed
+
+if HAS_TRITON:
+    from logpast.models import head
 
 SCORED_AT_ONCE = 2048  # tokens whose logits are held at a time when there is no gradient to keep
 
@@ -142,6 +146,8 @@ class Transformer(nn.Module):
     def hidden(self, x: Tensor, cache: KeyValueCache | None = None, start: int = 0) -> Tensor:
         """The decoder proper, on embeddings (B, T, d) that stand at places `start` … of the sequence."""
         x = x + self.positions.weight[start : start + x.shape[1]]
+        if torch.is_autocast_enabled(x.device.type):  # what runs through the blocks is in their arithmetic, too
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         for block in self.blocks:
             x = block(x, cache)
         return self.norm(x)
@@ -151,6 +157,9 @@ class Transformer(nn.Module):
 
     def nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
         rows, wanted = hidden.flatten(0, 1), targets.flatten()
+        if HAS_TRITON and torch.is_grad_enabled() and rows.is_cuda and rows.dtype != torch.float64:
+            dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else rows.dtype
+            return head.nats(rows.to(dtype), self.table.weight.to(dtype), wanted).view_as(targets)
         size = len(rows) if torch.is_grad_enabled() else SCORED_AT_ONCE
         costs = []
         for some, theirs in zip(rows.split(size), wanted.split(size), strict=True):

@@ -39,7 +39,8 @@ from logpast.training.checkpoint import (
 )
 from logpast.training.config import DataConfig, TrainConfig, recipe
 from logpast.training.log import Log
-from logpast.training.optimizer import build_optimizer, learning_rate
+from logpast.training.optimizer import build_optimizer, learning_rate, set_rate
+from logpast.training.replay import Replay
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -92,10 +93,18 @@ class Run:
         if resumed:
             resumed.load_weights(bare)
         self.batches = Batches(
-            store, bare.window, bare.history, config.batch_size, config.seed, config.data.streams, config.data.jitter
+            store,
+            bare.window,
+            bare.history,
+            config.batch_size,
+            config.seed,
+            config.data.streams,
+            config.data.jitter,
+            fabric.device,
         )
         self.total = config.total_steps(self.batches.windows_per_epoch)
-        if config.compile or (config.compile is None and fabric.device.type == "cuda"):
+        compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
+        if compiled:
             bare.compile()
         self.model, self.optimizer = fabric.setup(bare, build_optimizer(bare, config.optimizer, fabric.device))
         if resumed:
@@ -122,6 +131,9 @@ class Run:
             _enter_run(self.config, resumed)
         fabric.barrier()
         self.log = Log(config.run, config.tensorboard, self.done) if self.leads else Log()
+        self.norm = torch.zeros(())
+        alone_on_gpu = fabric.device.type == "cuda" and fabric.world_size == 1
+        self.update = Replay(self._update) if compiled and alone_on_gpu else self._update
 
     def agree(self, asked: bool) -> bool:
         """Whether any process was asked to stop: all must stop after the same step."""
@@ -131,9 +143,13 @@ class Run:
         return self.done % every == 0 or self.done == self.total
 
     def batches_to_come(self) -> Iterator[Batch]:
-        """This process's rows of every batch to the end of the run, each made while the one before is used."""
+        """This process's rows of every batch to the end of the run; the CPU makes each while the last is used."""
         share = self.config.batch_size // self.fabric.world_size
         rows = slice(self.fabric.global_rank * share, (self.fabric.global_rank + 1) * share)
+        if self.batches.device.type != "cpu":
+            while self.done < self.total:
+                yield self.batches.at(self.done, rows)
+            return
         with ThreadPoolExecutor(1) as ahead:
             coming = ahead.submit(self.batches.at, self.done, rows)
             while self.done < self.total:
@@ -141,9 +157,15 @@ class Run:
                 yield batch
 
     def step(self, batch: Batch) -> None:
-        """One optimizer step. The loss is the mean over the whole batch's tokens, however it is split up."""
+        """One optimizer step."""
+        self.rate = learning_rate(self.config.optimizer, self.done, self.total)
+        set_rate(self.optimizer, self.rate)
+        self.update(batch.to(self.fabric.device))
+        self.done += 1
+
+    def _update(self, batch: Batch) -> None:
+        """All of a step that happens on the device. The loss is the mean over the whole batch's tokens."""
         fabric, config = self.fabric, self.config
-        batch = batch.to(fabric.device)
         tokens = self._sum((batch.targets >= 0).sum())
         self.loss = torch.zeros((), device=fabric.device)
         parts = batch.split(config.micro_batch_size or len(batch.tokens))
@@ -152,19 +174,15 @@ class Run:
                 share = self.model(*part).sum() / tokens.clamp(min=1)
                 fabric.backward(share * fabric.world_size)  # processes average their gradients, we want the sum
             self.loss += share.detach()
-        self.norm = torch.zeros(())
         if config.optimizer.clip:
-            clipped = fabric.clip_gradients(
+            norm = fabric.clip_gradients(
                 self.model, self.optimizer, max_norm=config.optimizer.clip, error_if_nonfinite=False
             )
-            self.norm = clipped if clipped is not None else self.norm
-        self.rate = learning_rate(config.optimizer, self.done, self.total)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate
+            assert norm is not None
+            self.norm = norm
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.seen += tokens
-        self.done += 1
 
     def report(self) -> str:
         """Log the step just done and say it in a few words."""

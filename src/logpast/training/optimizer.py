@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from logpast.training.config import OptimizerConfig
 
@@ -17,8 +17,22 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.dev
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=device.type in ("cuda", "cpu"))
+    on_gpu = device.type == "cuda"  # there a CUDA graph may replay the step, with the rate in a tensor
+    return torch.optim.AdamW(
+        groups,
+        lr=torch.tensor(config.learning_rate, device=device) if on_gpu else config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        fused=device.type in ("cuda", "cpu"),
+        capturable=on_gpu,
+    )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:

@@ -1,0 +1,40 @@
+"""A training step as one CUDA graph: the host says "again" instead of launching hundreds of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from logpast.data.windows import Batch
+
+WARM_UP = 3  # calls before the capture: they compile kernels and claim the libraries' workspaces
+
+
+class Replay:
+    """`update`, a function of a batch that works on one CUDA device and tells the host nothing.
+
+    It is called as it is a few times, then captured, then replayed; batches must have one shape.
+    """
+
+    def __init__(self, update: Callable[[Batch], None]) -> None:
+        self.update = update
+        self.calls = 0
+        self.graph = torch.cuda.CUDAGraph()
+        self.stream = torch.cuda.Stream()
+
+    def __call__(self, batch: Batch) -> None:
+        self.calls += 1
+        if self.calls <= WARM_UP:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self.update(batch)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return
+        if self.calls == WARM_UP + 1:
+            self.batch = Batch(*(part.clone() for part in batch))
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                self.update(self.batch)
+        for kept, new in zip(self.batch, batch, strict=True):
+            kept.copy_(new)
+        self.graph.replay()
