@@ -27,13 +27,14 @@ from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARTS = 2**30  # whole numbers that the power of two above a filter's sum is cut into
-ROWS_BUDGET = 2**30  # bytes of the backward pass's rows: so many columns of the table are done at a time
+ROWS_BUDGET = 2**32  # bytes of the backward pass's rows: so many columns of the table are done at a time
 
 # How the work is cut up: measured on an H200.
-MULTIPLY = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4, "num_stages": 3}
-MULTIPLY_MANY = {"ROWS": 32, "COLUMNS": 64, "num_warps": 4, "num_stages": 3}  # for more than 64 slots
-SPREAD = {"ROWS": 64, "num_warps": 8}
-GATHER = {"TOKENS": 4, "HISTORIES": 8, "num_warps": 4}
+FILL = 128
+MULTIPLY = {"ROWS": 32, "COLUMNS": 128, "num_warps": 4, "num_stages": 6}
+MULTIPLY_MANY = {"ROWS": 64, "COLUMNS": 128, "num_warps": 8, "num_stages": 2}  # for more than 64 slots
+SPREAD = {"ROWS": 64, "num_warps": 4}
+GATHER = {"ROWS": 8, "num_warps": 2}
 
 
 class Layout(NamedTuple):
@@ -84,10 +85,11 @@ def _plan(first: Tensor, parts: Tensor, slots: int, ids: Tensor, vocabulary: int
     tokens = ids.new_empty(most, dtype=torch.int32)
     bags = ids.new_empty(most, _up(slots, 16), dtype=torch.int32)
     stride, width = bags.shape[1], parts.shape[1]
-    _list[triton.cdiv(vocabulary, 128), batch](number, tokens, bags, vocabulary, stride, BLOCK=128, SLOTS=_wide(slots))
-    _fill[triton.cdiv(length, 128), batch](
+    _list[triton.cdiv(vocabulary, 1024), batch](number, tokens, vocabulary, BLOCK=1024)
+    _empty[triton.cdiv(most * stride, 4096),](number, bags, len(number), stride, BLOCK=4096)
+    _fill[triton.cdiv(length, FILL), batch](
         ids, *ids.stride(), number, first, parts, bags, length, len(first) - length, vocabulary, stride, width,
-        BLOCK=128, WIDTH=triton.next_power_of_2(width),
+        BLOCK=FILL, WIDTH=triton.next_power_of_2(width),
     )  # fmt: skip
     return number, tokens, bags
 
@@ -106,23 +108,23 @@ def _slots(number: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, table: Te
 
 
 @torch.library.custom_op("logpast::fused_backward", mutates_args=())
-def _backward(number: Tensor, bags: Tensor, unit: Tensor, grad: Tensor, vocabulary: int) -> Tensor:
+def _backward(number: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, grad: Tensor, vocabulary: int) -> Tensor:
     batch, slots, dim = grad.shape
     grad = grad.contiguous()
     out = grad.new_empty(vocabulary, dim)
-    most = len(bags)
-    columns = 256 if slots <= 64 else 128
+    most, wide = len(bags), _wide(slots)
+    marks = torch.diff(number, prepend=number.new_zeros(1)).view(batch, vocabulary)
+    by_token = marks.T.flatten().cumsum(0, dtype=torch.int32)  # numbers once more, token by token
+    columns = 256
     while columns > 32 and most * columns * 4 > ROWS_BUDGET:
         columns //= 2
     rows = torch.empty(most, columns, dtype=torch.float32, device=grad.device)
     for start in range(0, dim, columns):
         _spread[triton.cdiv(most // batch, SPREAD["ROWS"]), batch](
-            number, bags, unit, grad, rows, vocabulary, dim, slots, bags.shape[1], start,
-            SLOTS=_wide(slots), COLUMNS=columns, **SPREAD,
+            number, tokens, by_token, bags, unit, grad, rows, batch, vocabulary, dim, slots, bags.shape[1], start,
+            SLOTS=wide, COLUMNS=columns, **SPREAD,
         )  # fmt: skip
-        _gather[triton.cdiv(vocabulary, GATHER["TOKENS"]),](
-            number, rows, out, batch, vocabulary, dim, start, COLUMNS=columns, **GATHER
-        )
+        _gather[vocabulary,](by_token, rows, out, batch, dim, start, COLUMNS=columns, **GATHER)
     return out
 
 
@@ -140,13 +142,13 @@ def _(number: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, table: Tensor)
 
 
 @_backward.register_fake
-def _(number: Tensor, bags: Tensor, unit: Tensor, grad: Tensor, vocabulary: int) -> Tensor:
+def _(number: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, grad: Tensor, vocabulary: int) -> Tensor:
     return grad.new_empty(vocabulary, grad.shape[2])
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
-    number, _, bags, unit, table = inputs
-    ctx.save_for_backward(number, bags, unit)
+    *plan, unit, table = inputs
+    ctx.save_for_backward(*plan, unit)
     ctx.vocabulary = table.shape[0]
 
 
@@ -172,37 +174,34 @@ def _mark(ids, row, column, number, length, vocabulary, BLOCK: tl.constexpr):
     history = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids + history * row + place * column, mask=place < length, other=-1)
-    mark = number + history * vocabulary + token
-    marked = tl.load(mark, mask=token >= 0, other=1)  # a stale 0 does no harm; most tokens are read from the cache
-    tl.store(mark, 1, mask=marked == 0)
+    tl.store(number + history * vocabulary + token, 1, mask=token >= 0)
 
 
 @triton.jit
-def _occurs(number, history, token, vocabulary, there):
-    """The numbers of these tokens in this history, from 0, and whether they occur at all."""
-    key = history * vocabulary + token
-    upto = tl.load(number + key, mask=there, other=0)
-    before = tl.load(number + key - 1, mask=there & (key > 0), other=0)
-    return upto - 1, upto > before
+def _range(number, which, size):
+    """From which number to which the things of one history, or of one token, go."""
+    start = tl.load(number + which * size - 1, mask=which > 0, other=0)
+    return start, tl.load(number + (which + 1) * size - 1)
 
 
 @triton.jit
-def _range(number, history, vocabulary):
-    """From which number to which the tokens of a history go."""
-    start = tl.load(number + history * vocabulary - 1, mask=history > 0, other=0)
-    return start, tl.load(number + (history + 1) * vocabulary - 1)
-
-
-@triton.jit
-def _list(number, tokens, bags, vocabulary, stride, BLOCK: tl.constexpr, SLOTS: tl.constexpr):
-    """Write down which token each number means, and empty its bag."""
-    history = tl.program_id(1).to(tl.int64)
+def _list(number, tokens, vocabulary, BLOCK: tl.constexpr):
+    """Write down which token each number means."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    which, occurs = _occurs(number, history, token, vocabulary, token < vocabulary)
-    tl.store(tokens + which, token, mask=occurs)
-    slot = tl.arange(0, SLOTS)
-    bag = bags + which[:, None].to(tl.int64) * stride + slot[None, :]
-    tl.store(bag, tl.zeros((BLOCK, SLOTS), tl.int32), mask=occurs[:, None] & (slot[None, :] < stride))
+    key = tl.program_id(1).to(tl.int64) * vocabulary + token
+    upto = tl.load(number + key, mask=token < vocabulary, other=0)
+    before = tl.load(number + key - 1, mask=(token < vocabulary) & (key > 0), other=0)
+    tl.store(tokens + upto - 1, token, mask=upto > before)
+
+
+@triton.jit
+def _empty(number, bags, keys, stride, BLOCK: tl.constexpr):
+    """Empty the bags that will be used."""
+    end = tl.load(number + keys - 1).to(tl.int64) * stride
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    if start < end:
+        place = start + tl.arange(0, BLOCK)
+        tl.store(bags + place, tl.zeros((BLOCK,), tl.int32), mask=place < end)
 
 
 @triton.jit
@@ -210,19 +209,18 @@ def _fill(
     ids, row, column, number, first, parts, bags, length, missing, vocabulary, stride, width,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Add what each token of a history weighs to its bag."""
+    """Add what each token of a history weighs to its bag: neighbouring threads, neighbouring slots."""
     history = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < length
-    token = tl.load(ids + history * row + place * column, mask=inside, other=-1)
-    lag = missing + place
-    which = tl.load(number + history * vocabulary + token, mask=token >= 0, other=1) - 1
-    slot = tl.load(first + lag, mask=inside, other=0)
-    one = tl.arange(0, WIDTH)[None, :]
-    here = (token[:, None] >= 0) & (one < width)
-    weight = tl.load(parts + lag[:, None].to(tl.int64) * width + one, mask=here, other=0)
-    bag = bags + which[:, None].to(tl.int64) * stride + slot[:, None] + one
-    tl.atomic_add(bag, weight, mask=here & (weight != 0), sem="relaxed")
+    thread = tl.arange(0, BLOCK * WIDTH)
+    place = tl.program_id(0) * BLOCK + thread // WIDTH
+    one = thread % WIDTH
+    token = tl.load(ids + history * row + place * column, mask=place < length, other=-1)
+    here = (token >= 0) & (one < width)
+    lag = (missing + place).to(tl.int64)
+    which = tl.load(number + history * vocabulary + token, mask=here, other=1).to(tl.int64) - 1
+    slot = tl.load(first + lag, mask=here, other=0)
+    weight = tl.load(parts + lag * width + one, mask=here, other=0)
+    tl.atomic_add(bags + which * stride + slot + one, weight, mask=here & (weight != 0), sem="relaxed")
 
 
 @triton.jit
@@ -266,21 +264,22 @@ def _multiply(
 
 @triton.jit
 def _spread(
-    number, bags, unit, grad, rows, vocabulary, dim, slots, stride, first,
+    number, tokens, by_token, bags, unit, grad, rows, batch, vocabulary, dim, slots, stride, first,
     SLOTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Each token's share of its history's gradient, in some columns of the table."""
+    """Each token's share of its history's gradient, in some columns of the table; rows of a token lie together."""
     history = tl.program_id(1).to(tl.int64)
     start, stop = _range(number, history, vocabulary)
     begin = start + tl.program_id(0) * ROWS
     if begin < stop:
         which = begin + tl.arange(0, ROWS)
+        there = which < stop
         slot = tl.arange(0, SLOTS)
         some = tl.arange(0, COLUMNS)
         column = first + some
         bag = tl.load(
             bags + which[:, None].to(tl.int64) * stride + slot[None, :],
-            mask=(which[:, None] < stop) & (slot[None, :] < slots), other=0,
+            mask=there[:, None] & (slot[None, :] < slots), other=0,
         )  # fmt: skip
         towards = tl.load(
             grad + (history * slots + slot[:, None]) * dim + column[None, :],
@@ -289,26 +288,21 @@ def _spread(
         worth = towards.to(tl.float32) * tl.load(unit + slot, mask=slot < slots, other=0.0)[:, None]
         if towards.dtype == tl.bfloat16:
             worth = worth.to(tl.bfloat16)  # exact: a unit is a power of two
-        share = _dot(bag, worth)
-        tl.store(rows + which[:, None].to(tl.int64) * COLUMNS + some[None, :], share, mask=which[:, None] < stop)
+        token = tl.load(tokens + which, mask=there, other=0).to(tl.int64)
+        row = tl.load(by_token + token * batch + history, mask=there, other=1).to(tl.int64) - 1
+        tl.store(rows + row[:, None] * COLUMNS + some[None, :], _dot(bag, worth), mask=there[:, None])
 
 
 @triton.jit
-def _gather(
-    number, rows, out, batch, vocabulary, dim, first,
-    TOKENS: tl.constexpr, HISTORIES: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """The sum over histories, for each token of the table."""
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+def _gather(by_token, rows, out, batch, dim, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sum over histories, for a token of the table."""
+    token = tl.program_id(0).to(tl.int64)
+    start, stop = _range(by_token, token, batch)
     some = tl.arange(0, COLUMNS)
-    total = tl.zeros((TOKENS, COLUMNS), tl.float32)
-    for start in range(0, batch, HISTORIES):
-        history = start + tl.arange(0, HISTORIES)[None, :]
-        which, occurs = _occurs(
-            number, history.to(tl.int64), token[:, None], vocabulary, (token[:, None] < vocabulary) & (history < batch)
-        )
-        place = rows + which.to(tl.int64)[:, :, None] * COLUMNS + some[None, None, :]
-        total += tl.sum(tl.load(place, mask=occurs[:, :, None], other=0.0), axis=1)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for begin in range(start, stop, ROWS):
+        row = begin + tl.arange(0, ROWS)
+        place = rows + row[:, None].to(tl.int64) * COLUMNS + some[None, :]
+        total += tl.sum(tl.load(place, mask=row[:, None] < stop, other=0.0), axis=0)
     column = first + some
-    place = out + token[:, None].to(tl.int64) * dim + column[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=(token[:, None] < vocabulary) & (column[None, :] < dim))
+    tl.store(out + token * dim + column, total.to(out.dtype.element_ty), mask=column < dim)

@@ -76,14 +76,15 @@ class Attention(nn.Module):
         self.query_key_value = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None, skip: int = 0) -> Tensor:
+        """Places before `skip` are seen by the others and have no result of their own."""
         by_head = self.query_key_value(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = by_head.unbind()
         if cache is not None:
             key, value = cache.extend(self, key, value)
         # with a cache there is either nothing in it yet, or a single query that may see all of it
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        return self.out(mixed.transpose(1, 2).flatten(2)[:, skip:])
 
 
 class Block(nn.Module):
@@ -97,8 +98,8 @@ class Block(nn.Module):
         self.mlp_in = nn.Linear(width, 4 * width)
         self.mlp_out = nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cache)
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None, skip: int = 0) -> Tensor:
+        x = x[:, skip:] + self.attention(self.attention_norm(x), cache, skip)
         return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))
 
 
@@ -139,17 +140,20 @@ class Transformer(nn.Module):
             tokens: (B, m') ids of the window, m' ≤ m; -1 is padding.
             targets: (B, m') ids to predict; -1 is not scored and costs 0.
         """
-        hidden = self.hidden(torch.cat([self.front(history), embed(self.table.weight, tokens)], dim=1))
-        hidden = hidden[:, self.slots :]
+        x = torch.cat([self.front(history), embed(self.table.weight, tokens)], dim=1)
+        hidden = self.hidden(x, skip=self.slots)
         return self.logits(hidden) if targets is None else self.nats(hidden, targets)
 
-    def hidden(self, x: Tensor, cache: KeyValueCache | None = None, start: int = 0) -> Tensor:
-        """The decoder proper, on embeddings (B, T, d) that stand at places `start` … of the sequence."""
+    def hidden(self, x: Tensor, cache: KeyValueCache | None = None, start: int = 0, skip: int = 0) -> Tensor:
+        """The decoder proper, on embeddings (B, T, d) that stand at places `start` … of the sequence.
+
+        The result leaves the first `skip` of them out, and so does the work where they no longer matter.
+        """
         x = x + self.positions.weight[start : start + x.shape[1]]
         if torch.is_autocast_enabled(x.device.type):  # what runs through the blocks is in their arithmetic, too
             x = x.to(torch.get_autocast_dtype(x.device.type))
         for block in self.blocks:
-            x = block(x, cache)
+            x = block(x, cache, skip if block is self.blocks[-1] else 0)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -24,17 +24,18 @@ class Replay:
         self.stream = torch.cuda.Stream()
 
     def __call__(self, batch: Batch) -> None:
-        self.calls += 1
-        if self.calls <= WARM_UP:
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
-                self.update(batch)
-            torch.cuda.current_stream().wait_stream(self.stream)
-            return
-        if self.calls == WARM_UP + 1:
+        if self.calls == 0:
             self.batch = Batch(*(part.clone() for part in batch))
-            with torch.cuda.graph(self.graph, stream=self.stream):
-                self.update(self.batch)
         for kept, new in zip(self.batch, batch, strict=True):
             kept.copy_(new)
-        self.graph.replay()
+        if self.calls < WARM_UP:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self.update(self.batch)
+            torch.cuda.current_stream().wait_stream(self.stream)
+        elif self.calls == WARM_UP:
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                self.update(self.batch)
+        if self.calls >= WARM_UP:
+            self.graph.replay()
+        self.calls += 1
