@@ -31,10 +31,10 @@ ROWS_BUDGET = 2**32  # bytes of the backward pass's rows: so many columns of the
 
 # How the work is cut up: measured on an H200.
 FILL = 128
-MULTIPLY = {"ROWS": 32, "COLUMNS": 128, "num_warps": 4, "num_stages": 6}
-MULTIPLY_MANY = {"ROWS": 64, "COLUMNS": 128, "num_warps": 8, "num_stages": 2}  # for more than 64 slots
+MULTIPLY = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4, "num_stages": 5}
+MULTIPLY_MANY = {"ROWS": 128, "COLUMNS": 128, "num_warps": 8, "num_stages": 2}  # for more than 64 slots
 SPREAD = {"ROWS": 64, "num_warps": 4}
-GATHER = {"ROWS": 8, "num_warps": 2}
+GATHER = {"ROWS": 4, "num_warps": 1}
 
 
 class Layout(NamedTuple):
@@ -113,19 +113,29 @@ def _backward(number: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, grad: 
     grad = grad.contiguous()
     out = grad.new_empty(vocabulary, dim)
     most, wide = len(bags), _wide(slots)
-    marks = torch.diff(number, prepend=number.new_zeros(1)).view(batch, vocabulary)
-    by_token = marks.T.flatten().cumsum(0, dtype=torch.int32)  # numbers once more, token by token
+    by_token, order = _by_token(number, tokens, batch, vocabulary)
     columns = 256
     while columns > 32 and most * columns * 4 > ROWS_BUDGET:
         columns //= 2
     rows = torch.empty(most, columns, dtype=torch.float32, device=grad.device)
     for start in range(0, dim, columns):
         _spread[triton.cdiv(most // batch, SPREAD["ROWS"]), batch](
-            number, tokens, by_token, bags, unit, grad, rows, batch, vocabulary, dim, slots, bags.shape[1], start,
+            number, bags, unit, grad, rows, vocabulary, dim, slots, bags.shape[1], start,
             SLOTS=wide, COLUMNS=columns, **SPREAD,
         )  # fmt: skip
-        _gather[vocabulary,](by_token, rows, out, batch, dim, start, COLUMNS=columns, **GATHER)
+        _gather[vocabulary,](by_token, order, rows, out, batch, dim, start, COLUMNS=columns, **GATHER)
     return out
+
+
+def _by_token(number: Tensor, tokens: Tensor, batch: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """The same (history, token) pairs counted token by token, and what number each has history by history."""
+    marks = torch.diff(number, prepend=number.new_zeros(1)).view(batch, vocabulary)
+    by_token = marks.T.flatten().cumsum(0, dtype=torch.int32)
+    order = torch.empty_like(tokens)
+    _transpose[triton.cdiv(len(tokens) // batch, 1024), batch](
+        number, tokens, by_token, order, batch, vocabulary, BLOCK=1024
+    )
+    return by_token, order
 
 
 @_plan.register_fake
@@ -263,24 +273,33 @@ def _multiply(
 
 
 @triton.jit
+def _transpose(number, tokens, by_token, order, batch, vocabulary, BLOCK: tl.constexpr):
+    history = tl.program_id(1).to(tl.int64)
+    start, stop = _range(number, history, vocabulary)
+    which = start + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(tokens + which, mask=which < stop, other=0).to(tl.int64)
+    place = tl.load(by_token + token * batch + history, mask=which < stop, other=1) - 1
+    tl.store(order + place, which, mask=which < stop)
+
+
+@triton.jit
 def _spread(
-    number, tokens, by_token, bags, unit, grad, rows, batch, vocabulary, dim, slots, stride, first,
+    number, bags, unit, grad, rows, vocabulary, dim, slots, stride, first,
     SLOTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Each token's share of its history's gradient, in some columns of the table; rows of a token lie together."""
+    """Each token's share of its history's gradient, in some columns of the table."""
     history = tl.program_id(1).to(tl.int64)
     start, stop = _range(number, history, vocabulary)
     begin = start + tl.program_id(0) * ROWS
     if begin < stop:
         which = begin + tl.arange(0, ROWS)
-        there = which < stop
+        there = which[:, None] < stop
         slot = tl.arange(0, SLOTS)
         some = tl.arange(0, COLUMNS)
         column = first + some
         bag = tl.load(
-            bags + which[:, None].to(tl.int64) * stride + slot[None, :],
-            mask=there[:, None] & (slot[None, :] < slots), other=0,
-        )  # fmt: skip
+            bags + which[:, None].to(tl.int64) * stride + slot[None, :], mask=there & (slot[None, :] < slots), other=0
+        )
         towards = tl.load(
             grad + (history * slots + slot[:, None]) * dim + column[None, :],
             mask=(slot[:, None] < slots) & (column[None, :] < dim), other=0.0,
@@ -288,21 +307,20 @@ def _spread(
         worth = towards.to(tl.float32) * tl.load(unit + slot, mask=slot < slots, other=0.0)[:, None]
         if towards.dtype == tl.bfloat16:
             worth = worth.to(tl.bfloat16)  # exact: a unit is a power of two
-        token = tl.load(tokens + which, mask=there, other=0).to(tl.int64)
-        row = tl.load(by_token + token * batch + history, mask=there, other=1).to(tl.int64) - 1
-        tl.store(rows + row[:, None] * COLUMNS + some[None, :], _dot(bag, worth), mask=there[:, None])
+        tl.store(rows + which[:, None].to(tl.int64) * COLUMNS + some[None, :], _dot(bag, worth), mask=there)
 
 
 @triton.jit
-def _gather(by_token, rows, out, batch, dim, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _gather(by_token, order, rows, out, batch, dim, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The sum over histories, for a token of the table."""
     token = tl.program_id(0).to(tl.int64)
     start, stop = _range(by_token, token, batch)
     some = tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), tl.float32)
     for begin in range(start, stop, ROWS):
-        row = begin + tl.arange(0, ROWS)
-        place = rows + row[:, None].to(tl.int64) * COLUMNS + some[None, :]
-        total += tl.sum(tl.load(place, mask=row[:, None] < stop, other=0.0), axis=0)
+        place = begin + tl.arange(0, ROWS)
+        row = tl.load(order + place, mask=place < stop, other=0).to(tl.int64)
+        there = place[:, None] < stop
+        total += tl.sum(tl.load(rows + row[:, None] * COLUMNS + some[None, :], mask=there, other=0.0), axis=0)
     column = first + some
     tl.store(out + token * dim + column, total.to(out.dtype.element_ty), mask=column < dim)
