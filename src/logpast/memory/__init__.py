@@ -49,6 +49,8 @@ class LogMemory(nn.Module):
         super().__init__()
         if path not in get_args(Path):
             raise ValueError(f"path must be {', '.join(get_args(Path))}; got {path!r}")
+        if path == "fused" and not HAS_TRITON:
+            raise ValueError("path 'fused' needs Triton, which comes with PyTorch for CUDA on Linux; use 'auto'")
         self.bank = bank
         self.path = path
         self.norm = nn.LayerNorm(dim, eps=eps) if norm else nn.Identity()

@@ -25,6 +25,7 @@ from logpast.data.windows import Batch, Batches
 from logpast.environment import describe, revision
 from logpast.errors import UserError
 from logpast.files import remove, sweep, whole_or_absent
+from logpast.memory import HAS_TRITON
 from logpast.metrics import perplexity
 from logpast.models import build
 from logpast.progress import Meter, meter
@@ -133,7 +134,8 @@ class Run:
         self.log = Log(config.run, config.tensorboard, self.done) if self.leads else Log()
         self.norm = torch.zeros(())
         alone_on_gpu = fabric.device.type == "cuda" and fabric.world_size == 1
-        self.update = Replay(self._update) if compiled and alone_on_gpu else self._update
+        never_waits = HAS_TRITON and config.precision != "64-true"  # else the memory asks the GPU how much there is
+        self.update = Replay(self._update) if compiled and alone_on_gpu and never_waits else self._update
 
     def agree(self, asked: bool) -> bool:
         """Whether any process was asked to stop: all must stop after the same step."""
