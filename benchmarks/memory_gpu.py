@@ -109,14 +109,15 @@ def measure(name: str, slots: int, ids: list[Tensor], bandwidth: float, everythi
         if way != "fused" and not everything:
             continue
         row: dict[str, Any] = about | {"way": way}
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
         try:
             for part, work in parts.items():
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                work(ids[0])
+                row["extra_gib"] = round((torch.cuda.max_memory_allocated() - before) / 2**30, 2)
                 times = milliseconds(work, ids) * (16 if way.startswith("conv1d") else 1)
                 low, median, high = np.percentile(times, [10, 50, 90]).round(4).tolist()
                 row |= {f"{part}_ms": median, f"{part}_ms_10": low, f"{part}_ms_90": high}
-            row["extra_gib"] = round((torch.cuda.max_memory_allocated() - before) / 2**30 / len(ids), 2)
         except RuntimeError as error:  # out of memory, most likely
             row["error"] = str(error).splitlines()[0][:200]
         rows.append(row)

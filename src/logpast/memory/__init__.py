@@ -77,7 +77,9 @@ class LogMemory(nn.Module):
 
     def from_ids(self, ids: Tensor, table: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Slots from token ids (B, T) and their embedding table (V, d). A negative id is a missing token."""
-        ids = self._within_horizon(ids).long()
+        ids = self._within_horizon(ids)
+        if ids.dtype not in (torch.int32, torch.int64):
+            ids = ids.long()
         if lengths is not None:
             ids = ids.masked_fill(~self._real(ids, lengths), -1)
         path = self.path_for(table)

@@ -25,7 +25,7 @@ def entries(filters: Tensor, tolerance: float) -> Tensor:
 
 def compress_ids(filters: Tensor, ids: Tensor, table: Tensor, kept: Tensor) -> Tensor:
     """As `naive.compress_ids`, from the weights `kept` by `entries` alone."""
-    return torch.ops.logpast.bag(filters.to(accumulation_dtype(table.dtype)), ids, table, kept)
+    return torch.ops.logpast.bag(filters.to(accumulation_dtype(table.dtype)), ids.long(), table, kept)
 
 
 @torch.library.custom_op("logpast::bag", mutates_args=())
