@@ -62,3 +62,59 @@ def test_demo_on_topics() -> None:
             assert all(0 < value - view < 0.01 for value in nats)
         else:
             assert all(best < value < view - 2 * error for value in nats)
+
+
+def table(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "results" / f"{name}.json").read_text())
+    assert re.fullmatch(r"[0-9a-f]{40}", found["revision"])
+    return found
+
+
+def test_training_on_a_gpu() -> None:
+    found = table("train_gpu")
+    assert f"Revision `{found['revision'][:7]}`" in PAGE
+    for row in found["rows"]:
+        assert (
+            f"| {row['windows']} × {row['positions']:,} | {row['ms']:.1f} [{row['ms_10']:.1f}, {row['ms_90']:.1f}] | "
+            f"{row['loss_tokens_per_s']:,} | {row['share']:.1%} | {row['peak_gib']:.1f} |"
+        ) in PAGE
+    ratios = found["step_time_ratios"]
+    for ratio in ratios.values():
+        assert f"{ratio:.3f}" in PAGE
+    front = (ROOT / "README.md").read_text()
+    assert f"the memory costs {ratios['memory / delta'] - 1:.1%} of a".replace("%", " %") in front
+    price = {row["case"]: row["ms"] / row["loss_tokens"] for row in found["rows"]}
+    longer, long = (price[case] / price["memory"] for case in ("full-8448", "full-4096"))
+    assert f"over 8,448 tokens {longer:.1f} times, over 4,096 {long:.1f} times" in front
+
+
+def test_the_memory_on_a_gpu() -> None:
+    for row in table("memory_gpu")["rows"]:
+        both = f"{row['both_ms']:.3f}" if "both_ms" in row else ""
+        assert (
+            f"({row['distinct_per_history']:,}) | {row['forward_ms']:.3f} | {both} | {row.get('extra_gib', '')} |"
+            in PAGE
+        )
+
+
+def test_scoring_on_a_gpu() -> None:
+    found = table("score_gpu")
+    assert f"all {found['data']['tokens']:,} tokens" in PAGE
+    rows = {row["precision"]: row["seconds"] for row in found["rows"] if row["batch_size"] == 64}
+    assert f"{rows['bfloat16']:.2f} s in bf16" in PAGE
+    assert f"{rows['float32']:.2f} s in float32" in PAGE
+
+
+def test_the_fast_step_learns_the_same() -> None:
+    folder = ROOT / "results" / "logs" / "fast-step"
+    losses = {
+        name: [json.loads(line)["loss"] for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("fast0", "plain0", "plain1")
+    }
+
+    def apart(one: str, other: str) -> list[float]:
+        return [abs(a - b) for a, b in zip(losses[one], losses[other], strict=True)]
+
+    ours, seeds = apart("fast0", "plain0"), apart("plain0", "plain1")
+    assert f"{statistics.mean(ours):.4f} nats in the mean and {max(ours):.4f} at most" in PAGE
+    assert f"{statistics.mean(seeds):.4f} and {max(seeds):.4f}" in PAGE

@@ -82,7 +82,7 @@ class LogMemory(nn.Module):
             ids = ids.long()
         if lengths is not None:
             ids = ids.masked_fill(~self._real(ids, lengths), -1)
-        path = self.path_for(table)
+        path = self.path_for(table) if ids.numel() else "naive"
         if path == "fused" and torch.is_autocast_enabled(table.device.type):
             table = table.to(torch.get_autocast_dtype(table.device.type))  # as any product would; its sums are float32
         with _full_precision(table.device):

@@ -65,10 +65,8 @@ def lay_out(filters: NDArray[np.float64], tolerance: float) -> Layout:
 
 
 def compress_ids(layout: Layout, ids: Tensor, table: Tensor) -> Tensor:
-    """As `naive.compress_ids`, for a bank laid out by `lay_out`."""
+    """As `naive.compress_ids`, for at least one id and a bank laid out by `lay_out`."""
     slots = len(layout.unit)
-    if not ids.numel():
-        return table.new_zeros(ids.shape[0], slots, table.shape[1])
     plan = torch.ops.logpast.fused_plan(layout.first, layout.parts, slots, ids, table.shape[0])
     return torch.ops.logpast.fused_slots(*plan, layout.unit, table)
 
