@@ -10,7 +10,7 @@ import torch
 from logpast.data import TokenStore
 from logpast.errors import UserError
 from logpast.generation import _draw, continuations, generate, next_logits
-from logpast.models import LogMemoryConfig, RecentConfig, build
+from logpast.models import LogMemoryConfig, RecentConfig, TransformerXLConfig, build
 from logpast.scoring import score
 from logpast.training.config import TrainConfig
 from logpast.training.loop import train
@@ -24,6 +24,7 @@ SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
         LogMemoryConfig(slots=13, sharpness=10, **SIZES),
         RecentConfig(slots=3, **SIZES),
         RecentConfig(slots=0, **SIZES),
+        TransformerXLConfig(memory=6, **SIZES),
     ],
 )
 @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 9])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from logpast.environment import pick_device
 from logpast.errors import UserError
-from logpast.models import Transformer
+from logpast.models import LanguageModel, Recurrent, Transformer
 from logpast.models.transformer import KeyValueCache
 from logpast.training.checkpoint import find_checkpoint
 
@@ -81,7 +81,7 @@ def generate(
 
 
 def continuations(
-    model: Transformer,
+    model: LanguageModel,
     stream: list[int],
     allowed: Tensor,
     temperature: float = 1.0,
@@ -99,8 +99,15 @@ def continuations(
 
 
 @torch.inference_mode()
-def next_logits(model: Transformer, stream: list[int]) -> Iterator[Tensor]:
+def next_logits(model: LanguageModel, stream: list[int]) -> Iterator[Tensor]:
     """Logits (V,) of the token after the stream, on the CPU; the caller appends a token before asking for more."""
+    hidden = _read_on(model, stream) if isinstance(model, Recurrent) else _look_back(model, stream)
+    for last in hidden:
+        yield model.logits(last).float().cpu()
+
+
+def _look_back(model: LanguageModel, stream: list[int]) -> Iterator[Tensor]:
+    assert isinstance(model, Transformer)
     device = model.table.weight.device
     table, window, history = model.table, model.window, model.history
     cache, opened = KeyValueCache(), -1
@@ -116,7 +123,20 @@ def next_logits(model: Transformer, stream: list[int]) -> Iterator[Tensor]:
         else:
             seen = table(torch.tensor([stream[-1:]], device=device))
             hidden = model.hidden(seen, cache, start=model.slots + len(stream) - 1 - start)
-        yield model.logits(hidden[0, -1]).float().cpu()
+        yield hidden[0, -1]
+
+
+def _read_on(model: Recurrent, stream: list[int]) -> Iterator[Tensor]:
+    """A segment that grows is read anew with each token, from the state that it began with."""
+    device, window = model.table.weight.device, model.window
+    state, start = model.start(1), 0
+    while True:
+        while len(stream) - start > window:
+            segment = torch.tensor([stream[start : start + window]], device=device)
+            _, state, _ = model.segment(segment, state)
+            start += window
+        hidden, _, _ = model.segment(torch.tensor([stream[start:]], device=device), state)
+        yield hidden[0, -1]
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, random: torch.Generator) -> int:

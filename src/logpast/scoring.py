@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,13 @@ from numpy.typing import NDArray
 from logpast import metrics
 from logpast.data.tokens import TokenStore
 from logpast.data.windows import Streams, Windows
+from logpast.models import State
 from logpast.progress import Meter
 
 
 @torch.inference_mode()
 def score(
-    model: torch.nn.Module,
+    model: Any,
     store: TokenStore,
     window: int,
     history: int,
@@ -32,7 +35,8 @@ def score(
     """The nats of every token of the store, in its order.
 
     Args:
-        model: called with (history, tokens, targets), gives the nats of the targets.
+        model: called with (history, tokens, targets), gives the nats of the targets; a recurrent one (`Recurrent`)
+            reads each stream from its beginning to its end, up to `batch_size` streams side by side.
         window: the model's m.
         history: how many tokens before each window the model wants to see.
         batch_size: windows at a time; changes the speed and not the result.
@@ -51,18 +55,44 @@ def score(
     nats = np.zeros(len(store) if count == len(windows) else windows.places(count - 1).stop)
     training, done = model.training, 0
     model.eval()
-    for first in range(rank * batch_size, count, ranks * batch_size):
-        indices = np.arange(first, min(first + batch_size, count))
-        batch = windows.batch(indices).to(device)
-        costs = model(*batch).cpu().numpy()
-        for index, row in zip(indices, costs, strict=True):
-            place = windows.places(int(index))
-            nats[place] = row[: place.stop - place.start]
-            done += place.stop - place.start
-        if progress:
-            progress.update(done)
+    recurrent = hasattr(model, "segment")
+    groups = _streams(windows, count, batch_size) if recurrent else _rows(count, batch_size)
+    for batches in islice(groups, rank, None, ranks):
+        state: State | None = None
+        for indices in batches:
+            batch = windows.batch(indices).to(device)
+            if recurrent:
+                fresh = torch.full((len(indices), 1), state is None, device=device)
+                before = {name: value[: len(indices)] for name, value in (state or model.start(len(indices))).items()}
+                costs, state, _ = model(batch.tokens.unsqueeze(1), batch.targets.unsqueeze(1), fresh, before)
+            else:
+                costs = model(*batch)
+            for index, row in zip(indices, costs.flatten(1).cpu().numpy(), strict=True):
+                place = windows.places(int(index))
+                nats[place] = row[: place.stop - place.start]
+                done += place.stop - place.start
+            if progress:
+                progress.update(done)
     model.train(training)
     return nats
+
+
+Indices = NDArray[np.int64]
+
+
+def _rows(count: int, batch_size: int) -> Iterator[list[Indices]]:
+    """Windows in batches, each a group of its own: they have nothing to do with each other."""
+    for first in range(0, count, batch_size):
+        yield [np.arange(first, min(first + batch_size, count))]
+
+
+def _streams(windows: Windows, count: int, batch_size: int) -> Iterator[list[Indices]]:
+    """Streams in groups, longest first; of each group the first windows of all, then the second ones, and so on."""
+    lengths = np.diff(np.minimum(windows.first, count))
+    order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
+    for first in range(0, len(order), batch_size):
+        group = order[first : first + batch_size]
+        yield [windows.first[group[lengths[group] > i]] + i for i in range(int(lengths[group[0]]))]
 
 
 def figures(nats: NDArray[np.float64], store: TokenStore, span: slice = slice(None)) -> dict[str, Any]:

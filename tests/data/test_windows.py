@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logpast.data import TokenStore
-from logpast.data.windows import Batches, Windows
+from logpast.data.windows import Batches, Lanes, Windows
 from logpast.errors import UserError
 
 EOT = 99
@@ -117,3 +117,47 @@ def test_jitter_moves_the_windows() -> None:
 def test_text_shorter_than_a_window_is_refused() -> None:
     with pytest.raises(UserError, match="less than one window"):
         Batches(store_of(5), 8, 0, 1, 0)
+
+
+@given(shapes, st.sampled_from(["corpus", "document"]), st.integers(1, 4), st.integers(1, 3), st.booleans())
+@settings(deadline=None)
+def test_lanes_read_on(shape: tuple[list[int], int, int], streams: str, size: int, segments: int, jitter: bool) -> None:
+    """In an epoch every window comes once, each lane's in order; fresh is what follows on nothing that was read."""
+    lengths, window, _ = shape
+    store = store_of(*lengths)
+    if len(store) < window:
+        return
+    lanes = Lanes(store, window, size, segments, 0, streams, jitter)  # type: ignore[arg-type]
+    for epoch in range(2):
+        steps = range(epoch * lanes.steps_per_epoch, (epoch + 1) * lanes.steps_per_epoch)
+        batches = [lanes.at(step) for step in steps]
+        seen = []
+        for lane in range(size):
+            before, begun = None, False
+            for batch in batches:
+                assert batch.tokens.shape == batch.targets.shape == (size, segments, window)
+                for tokens, targets, fresh in zip(*(part[lane].tolist() for part in batch), strict=True):
+                    seen += [token for token in targets if token >= 0]
+                    if max(tokens) < 0:
+                        continue
+                    real = [token for token in tokens if 0 <= token < EOT_OF_STORE]
+                    if not fresh and real:
+                        assert begun
+                        assert before in (None, real[0] - 1)  # goes on where the last window ended
+                    if EOT_OF_STORE in tokens:
+                        assert fresh
+                        before, begun = None, True
+                    if real:
+                        before, begun = real[-1], True
+        assert sorted(seen) == list(range(1, len(store) + 1))
+
+
+EOT_OF_STORE = 60_000 - 1
+
+
+def test_lanes_of_one_rank_are_rows_of_the_whole() -> None:
+    lanes = Lanes(store_of(200), 4, 6, 2, 0)
+    whole = lanes.at(3)
+    for start in (0, 3):
+        for part, all_of_it in zip(lanes.at(3, slice(start, start + 3)), whole, strict=True):
+            assert part.tolist() == all_of_it[start : start + 3].tolist()

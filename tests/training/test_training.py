@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from logpast.data import TokenStore
 from logpast.errors import UserError
-from logpast.models import RecentConfig
+from logpast.models import RecentConfig, TransformerXLConfig
 from logpast.progress import meter
 from logpast.training import loop
 from logpast.training.checkpoint import find_checkpoint, open_checkpoint, sorted_checkpoints
@@ -120,11 +120,14 @@ def test_seed_decides_the_run(train_config: TrainConfig) -> None:
     assert not torch.equal(weights(runs[0].run)["table.weight"], weights(runs[2].run)["table.weight"])
 
 
+READS_ON = TransformerXLConfig(window=8, layers=2, heads=2, width=16, memory=8, segments=2)
+
+
 class Crash(Exception):
     pass
 
 
-@pytest.mark.parametrize("system", ["log_memory", "recent"])
+@pytest.mark.parametrize("system", ["log_memory", "recent", "transformer_xl"])
 @pytest.mark.parametrize("jitter", [False, True])
 def test_resume_is_exact_wherever_it_broke_off(
     train_config: TrainConfig,
@@ -136,6 +139,8 @@ def test_resume_is_exact_wherever_it_broke_off(
     config = replace(train_config, data=replace(train_config.data, jitter=jitter))
     if system == "recent":
         config = replace(config, model=control_config)
+    if system == "transformer_xl":
+        config = replace(config, model=READS_ON, batch_size=3)  # seven steps an epoch
     train(config)
     broken = replace(config, run=config.run.with_name("broken"), resume="auto")
     original = loop.learning_rate
@@ -152,8 +157,9 @@ def test_resume_is_exact_wherever_it_broke_off(
     monkeypatch.setattr(loop, "learning_rate", original)
     train(broken)
     assert_bit_equal(weights(config.run), weights(broken.run))
-    last = [load_file(find_checkpoint(r, "latest").path / "optimizer.safetensors") for r in (config.run, broken.run)]
-    assert_bit_equal(*last)
+    for file in ["optimizer", *(["carried"] if system == "transformer_xl" else [])]:
+        last = [load_file(find_checkpoint(r, "latest").path / f"{file}.safetensors") for r in (config.run, broken.run)]
+        assert_bit_equal(*last)
     keep = ("step", "loss", "validation_loss", "learning_rate", "tokens")
     undisturbed, resumed = (
         [{k: r[k] for k in keep if k in r} for r in read_log(run)] for run in (config.run, broken.run)
@@ -199,8 +205,24 @@ def test_kill_9_at_random_moments(train_config: TrainConfig, kills: int) -> None
     ]
 
 
-def test_two_processes_equal_one(train_config: TrainConfig, tmp_path: Path) -> None:
+def test_the_carried_state_matters(train_config: TrainConfig) -> None:
+    """A run resumed with another state goes another way, so that the test above can see whether it is kept."""
+    config = replace(train_config, model=READS_ON, batch_size=3, steps=6, checkpoint_every=4)
+    train(config)
+    (first, _) = sorted_checkpoints(config.run)
+    state = load_file(first / "carried.safetensors")
+    assert {name: tuple(value.shape) for name, value in state.items()} == {"memory": (3, 2, 8, 16), "filled": (3,)}
+    assert state["filled"].tolist() == [8, 8, 8]
+    save_file({name: 0 * value for name, value in state.items()}, first / "carried.safetensors")
+    train(replace(config, run=config.run.with_name("other"), resume=str(first)))
+    assert not torch.equal(weights(config.run)["table.weight"], weights(config.run.with_name("other"))["table.weight"])
+
+
+@pytest.mark.parametrize("system", ["log_memory", "transformer_xl"])
+def test_two_processes_equal_one(train_config: TrainConfig, tmp_path: Path, system: str) -> None:
     config = replace(train_config, steps=6, micro_batch_size=3)
+    if system == "transformer_xl":
+        config = replace(config, model=READS_ON, batch_size=4, micro_batch_size=None)
     train(config)
     double = replace(config, run=config.run.with_name("double"), devices=2)
     recipe = tmp_path / "recipe.yaml"

@@ -123,7 +123,7 @@ class TokenStore:
             documents = read_documents(folder / "documents.tsv")
             if documents.counts != totals:
                 raise ValueError(f"documents.tsv adds up to {documents.counts}, store.json says {totals}")
-            tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="c")  # for torch, which wants to write
+            tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"store.json lacks {error}" if isinstance(error, KeyError) else str(error)
             raise UserError(f"{folder} is damaged: {what}; delete it and prepare it again") from error

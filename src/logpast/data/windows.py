@@ -9,6 +9,7 @@ Tokens lie on the device that the model is on, if they fit, and windows are cut 
 
 from __future__ import annotations
 
+import warnings
 from functools import lru_cache
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -37,6 +38,20 @@ class Batch(NamedTuple):
 
     def split(self, size: int) -> list[Batch]:
         return [Batch(*parts) for parts in zip(*(part.split(size) for part in self), strict=True)]
+
+
+class Segments(NamedTuple):
+    """Consecutive windows of B streams: ids (B, n, m) int64, what to predict, and (B, n) whether one is the first."""
+
+    tokens: Tensor
+    targets: Tensor
+    fresh: Tensor
+
+    def to(self, device: torch.device | str) -> Segments:
+        return Segments(*(part.to(device, non_blocking=torch.device(device).type != "mps") for part in self))
+
+    def split(self, size: int) -> list[Segments]:
+        return [Segments(*parts) for parts in zip(*(part.split(size) for part in self), strict=True)]
 
 
 class Windows:
@@ -125,7 +140,9 @@ def resident(store: TokenStore, device: torch.device) -> Tensor:
     if device not in here:
         signed = store.tokens.view(f"i{store.tokens.dtype.itemsize}")
         fits = device.type != "cuda" or signed.nbytes < torch.cuda.mem_get_info(device)[0] / 4
-        here[device] = torch.from_numpy(signed).to(device if fits else "cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it cannot be written to is as it should be
+            here[device] = torch.from_numpy(signed).to(device if fits else "cpu")
     return here[device]
 
 
@@ -180,3 +197,55 @@ class Batches:
         order = random.permutation(self.windows_per_epoch)
         shift = 1 + int(random.integers(self.window)) if self.jitter else 0
         return shift, order
+
+
+class Lanes:
+    """The endless sequence of training batches for a system that reads on: a function of the step alone.
+
+    The text's windows are dealt to B lanes, each a stretch of it, and read in order; at the end of an epoch all lanes
+    begin again. A state is to be forgotten where a lane begins, and, with streams by document, where a document does.
+
+    Args:
+        segments: windows of a lane in each batch.
+        jitter: as in `Batches`.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        window: int,
+        batch_size: int,
+        segments: int,
+        seed: int,
+        streams: Streams = "corpus",
+        jitter: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if len(store) < window:
+            raise UserError(f"{store.name} has {len(store)} tokens, less than one window of {window}; use more text")
+        self.batch_size, self.segments, self.seed, self.jitter = batch_size, segments, seed, jitter
+        self.device = resident(store, torch.device(device)).device
+        self._windows = lru_cache(maxsize=2)(lambda shift: Windows(store, window, 0, streams, shift, device))
+        count = len(self._windows(int(jitter)))
+        self.lane = -(-count // batch_size)  # windows in each; the last may have fewer
+        self.steps_per_epoch = -(-self.lane // segments)
+        self.windows_per_epoch = self.steps_per_epoch * batch_size  # in rows of a batch, as `Batches` counts
+
+    def at(self, step: int, part: slice = slice(None)) -> Segments:
+        """Batch number `step`, counted from 0, or only the rows `part` of it (one rank's share)."""
+        epoch, step = divmod(step, self.steps_per_epoch)
+        windows = self._windows(self._shift(epoch))
+        rows = np.arange(self.batch_size)[part, None]
+        place = step * self.segments + np.arange(self.segments)  # in the lane
+        number = rows * self.lane + place
+        there = (place < self.lane) & (number < len(windows))
+        located = windows.locate(np.where(there, number, 0).ravel())
+        fresh = torch.from_numpy(place == 0) | (located[2] <= 0).view(number.shape)
+        located[:, torch.from_numpy(~there.ravel())] = torch.tensor([[0], [0], [2]])  # beyond the end of no text
+        _, tokens, targets = windows.cut(located)
+        shape = (*number.shape, windows.window)
+        return Segments(tokens.view(shape), targets.view(shape), fresh.to(tokens.device))
+
+    def _shift(self, epoch: int) -> int:
+        random = np.random.default_rng([self.seed, epoch])
+        return 1 + int(random.integers(self._windows(1).window)) if self.jitter else 0

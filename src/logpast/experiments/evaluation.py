@@ -20,7 +20,7 @@ from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.files import make_way
 from logpast.filters import paper_horizon
-from logpast.models import LogMemoryConfig
+from logpast.models import LogMemoryConfig, TransformerConfig
 from logpast.progress import meter
 from logpast.scoring import figures, per_document, score
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
@@ -109,7 +109,7 @@ def _span(checkpoint: Checkpoint, store: TokenStore, accounting: Accounting) -> 
     if accounting == "all":
         return slice(None)
     model = checkpoint.config.model
-    if not model.slots:
+    if not isinstance(model, TransformerConfig) or not model.slots:
         raise UserError("accounting 'paper' needs a model with slots: the paper's tables have none without")
     horizon = model.bank.horizon if isinstance(model, LogMemoryConfig) else paper_horizon(model.slots)
     return metrics.paper_span(len(store), model.window, horizon)

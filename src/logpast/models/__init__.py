@@ -6,20 +6,33 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from logpast.errors import UserError
+from logpast.models.language_model import LanguageModel, ModelConfig, Recurrent, RecurrentConfig, State
 from logpast.models.log_memory import LogMemoryConfig, LogMemoryTransformer
 from logpast.models.recent import RecentConfig, RecentTransformer
 from logpast.models.transformer import Transformer, TransformerConfig, load_gpt2
+from logpast.models.transformer_xl import TransformerXL, TransformerXLConfig
 
-SYSTEMS: dict[str, type[Transformer]] = {"log_memory": LogMemoryTransformer, "recent": RecentTransformer}
+SYSTEMS: dict[str, type[LanguageModel]] = {
+    "log_memory": LogMemoryTransformer,
+    "recent": RecentTransformer,
+    "transformer_xl": TransformerXL,
+}
 
 __all__ = [
     "SYSTEMS",
+    "LanguageModel",
     "LogMemoryConfig",
     "LogMemoryTransformer",
+    "ModelConfig",
     "RecentConfig",
     "RecentTransformer",
+    "Recurrent",
+    "RecurrentConfig",
+    "State",
     "Transformer",
     "TransformerConfig",
+    "TransformerXL",
+    "TransformerXLConfig",
     "build",
     "config_from_dict",
     "config_to_dict",
@@ -28,12 +41,12 @@ __all__ = [
 ]
 
 
-def system_of(config: TransformerConfig) -> str:
+def system_of(config: ModelConfig) -> str:
     """`log_memory`, `recent`, …"""
     return next(name for name, model in SYSTEMS.items() if model.Config is type(config))
 
 
-def build(config: TransformerConfig, tokens: int | None = None) -> Transformer:
+def build(config: ModelConfig, tokens: int | None = None) -> LanguageModel:
     """The model of a config. `tokens`, the tokenizer's size, sets a vocabulary that the config leaves open."""
     if config.vocabulary is None and tokens is not None:
         config = replace(config, vocabulary=-(-tokens // 64) * 64)
@@ -42,12 +55,12 @@ def build(config: TransformerConfig, tokens: int | None = None) -> Transformer:
     return SYSTEMS[system_of(config)](config)
 
 
-def config_to_dict(config: TransformerConfig) -> dict[str, Any]:
+def config_to_dict(config: ModelConfig) -> dict[str, Any]:
     """Plain values, with the system's name first: what recipes and checkpoints hold."""
     return {"system": system_of(config), **asdict(config)}
 
 
-def config_from_dict(values: dict[str, Any]) -> TransformerConfig:
+def config_from_dict(values: dict[str, Any]) -> ModelConfig:
     system = values.get("system", "log_memory")
     if system not in SYSTEMS:
         raise UserError(f"unknown model {system!r}; known: {', '.join(SYSTEMS)}")

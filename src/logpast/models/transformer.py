@@ -8,7 +8,6 @@ the preceding tokens themselves (recent.py). With slots = 0 this is GPT-2 and no
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,40 +16,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.errors import UserError
-from logpast.memory import HAS_TRITON
-from logpast.memory.naive import accumulation_dtype, embed
-
-if HAS_TRITON:
-    from logpast.models import head
-
-SCORED_AT_ONCE = 2048  # tokens whose logits are held at a time when there is no gradient to keep
+from logpast.memory.naive import embed
+from logpast.models.language_model import LanguageModel, ModelConfig
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
-    """A decoder's sizes; the defaults are GPT-2 Small with the paper's window."""
+class TransformerConfig(ModelConfig):
+    """A stateless decoder's sizes; the defaults are GPT-2 Small with the paper's window."""
 
     slots: int = 53
     """L, the number of places before the window; 0 gives the plain transformer"""
-    window: int = 256
-    """m, the number of most recent tokens that are seen as they are"""
-    layers: int = 12
-    """number of transformer blocks"""
-    heads: int = 12
-    """attention heads in each block"""
-    width: int = 768
-    """d, the size of the embeddings; the MLP is four times as wide"""
-    vocabulary: int | None = None
-    """rows of the embedding table; by default the tokenizer's size, rounded up to a multiple of 64"""
 
     def __post_init__(self) -> None:
-        for name, least in (("slots", 0), ("window", 1), ("layers", 1), ("heads", 1), ("width", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"model.{name} must be at least {least}, got {getattr(self, name)}")
-        if self.vocabulary is not None and self.vocabulary < 1:
-            raise UserError(f"model.vocabulary must be at least 1, got {self.vocabulary}")
-        if self.width % self.heads:
-            raise UserError(f"model.width ({self.width}) must be a multiple of model.heads ({self.heads})")
+        super().__post_init__()
+        self._at_least(slots=0)
 
 
 class KeyValueCache:
@@ -90,43 +69,37 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each behind a LayerNorm and added to what came in."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, mlp: int) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp_in = nn.Linear(width, 4 * width)
-        self.mlp_out = nn.Linear(4 * width, width)
+        self.mlp_in = nn.Linear(width, mlp)
+        self.mlp_out = nn.Linear(mlp, width)
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None, skip: int = 0) -> Tensor:
         x = x[:, skip:] + self.attention(self.attention_norm(x), cache, skip)
         return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))
 
 
-class Transformer(nn.Module):
+class Transformer(LanguageModel):
     """GPT-2 behind a `front`, which subclasses define. Ids below 0 stand for "no token": a zero vector."""
 
-    Config: ClassVar[type[TransformerConfig]] = TransformerConfig
+    Config: ClassVar[type[ModelConfig]] = TransformerConfig
+    config: TransformerConfig
 
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        if config.vocabulary is None:
-            raise UserError("model.vocabulary is not set; it comes from the tokenizer unless you give a number")
-        self.config = config
-        self.slots, self.window = config.slots, config.window
-        self.table = nn.Embedding(config.vocabulary, config.width)
-        self.positions = nn.Embedding(config.slots + config.window, config.width)
-        self.blocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.width)
-        self.apply(_initialise)
-        for name, weight in self.named_parameters():  # the residual stream adds up 2 × layers of these
-            if name.endswith(("attention.out.weight", "mlp_out.weight")):
-                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * config.layers))
+        super().__init__(config)
+        width = config.width
+        self.slots = config.slots
+        self.positions = nn.Embedding(config.slots + config.window, width)
+        self.blocks = nn.ModuleList(Block(width, config.heads, config.mlp or 4 * width) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(width)
+        self.initialise()
 
     @property
-    def history(self) -> int:
-        """How many tokens before the window the front wants to see."""
-        raise NotImplementedError
+    def attention_length(self) -> int:
+        return self.slots + self.window
 
     def front(self, history: Tensor) -> Tensor:
         """Slots (B, L, d) from the token ids (B, history) before the window."""
@@ -155,33 +128,6 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x, cache, skip if block is self.blocks[-1] else 0)
         return self.norm(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.table.weight)
-
-    def nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        rows, wanted = hidden.flatten(0, 1), targets.flatten()
-        if HAS_TRITON and torch.is_grad_enabled() and rows.is_cuda and rows.dtype != torch.float64:
-            dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else rows.dtype
-            return head.nats(rows.to(dtype), self.table.weight.to(dtype), wanted).view_as(targets)
-        size = len(rows) if torch.is_grad_enabled() else SCORED_AT_ONCE
-        costs = []
-        for some, theirs in zip(rows.split(size), wanted.split(size), strict=True):
-            logits = self.logits(some)
-            costs.append(
-                F.cross_entropy(logits.to(accumulation_dtype(logits.dtype)), theirs, ignore_index=-1, reduction="none")
-            )
-        return torch.cat(costs).view_as(targets)
-
-    def parameter_count(self) -> int:
-        return sum(p.numel() for p in self.parameters())
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
 
 
 def load_gpt2(model: Transformer, state: dict[str, Tensor]) -> None:

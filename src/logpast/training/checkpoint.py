@@ -6,6 +6,7 @@ runs/NAME/
   checkpoints/step-00000500/
     model.safetensors             weights
     optimizer.safetensors         AdamW's two running means per weight
+    carried.safetensors           the state that a recurrent system carries, of each lane of the text
     state.json                    step, tokens, seconds, the best validation so far, hardware, revision
     config.yaml, tokenizer.json   all that is needed to use the weights elsewhere
 """
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from logpast.data import Tokenizer, load_tokenizer
 from logpast.errors import UserError
 from logpast.files import remove, whole_or_absent
-from logpast.models import Transformer, build
+from logpast.models import LanguageModel, State, build
 from logpast.training.config import TrainConfig
 
 STEP = re.compile(r"step-\d{8,}")
@@ -49,12 +50,12 @@ class Checkpoint:
     def weights(self) -> dict[str, Tensor]:
         return _load(self.path / "model.safetensors")
 
-    def load_model(self) -> Transformer:
+    def load_model(self) -> LanguageModel:
         model = build(self.config.model)
         self.load_weights(model)
         return model
 
-    def load_weights(self, model: Transformer) -> None:
+    def load_weights(self, model: LanguageModel) -> None:
         """Into a model of the same sizes, in the precision that they were saved in."""
         weights = self.weights()
         model.to(next(iter(weights.values())).dtype)
@@ -75,6 +76,10 @@ class Checkpoint:
         for name, parameter in model.named_parameters():
             found = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.startswith(f"{name}/")}
             optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in found.items()}
+
+    def carried(self) -> State:
+        """The state of all lanes of the text, after the last step."""
+        return _load(self.path / "carried.safetensors")
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -142,6 +147,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     tokenizer: Tokenizer,
     state: dict[str, Any],
+    carried: State | None = None,
 ) -> Path:
     """Write a checkpoint for state["step"], then drop those that are neither among the latest nor the best."""
     run = config.run
@@ -155,6 +161,8 @@ def save_checkpoint(
                 for key, value in optimizer.state[parameter].items()
             }
             save_file(_on_cpu(moments), folder / "optimizer.safetensors")
+            if carried is not None:
+                save_file(_on_cpu(carried), folder / "carried.safetensors")
             text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
             (folder / "config.yaml").write_text(text, encoding="utf-8")
             tokenizer.save(folder)

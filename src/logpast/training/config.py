@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from logpast.data.windows import Streams
 from logpast.errors import UserError
-from logpast.models import LogMemoryConfig, TransformerConfig, config_from_dict, config_to_dict
+from logpast.models import LogMemoryConfig, ModelConfig, config_from_dict, config_to_dict
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class TrainConfig:
     """the run's folder: checkpoints, log.jsonl, TensorBoard, config.yaml"""
     data: DataConfig
     """what to train on"""
-    model: TransformerConfig = field(default_factory=LogMemoryConfig)
+    model: ModelConfig = field(default_factory=LogMemoryConfig)
     """sizes of the model; --model NAME chooses the system"""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """how to train"""

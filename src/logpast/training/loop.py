@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,13 +21,13 @@ import yaml
 from torch import Tensor
 
 from logpast.data import TokenStore, is_store, open_tokens
-from logpast.data.windows import Batch, Batches
+from logpast.data.windows import Batch, Batches, Lanes, Segments
 from logpast.environment import describe, revision
 from logpast.errors import UserError
 from logpast.files import remove, sweep, whole_or_absent
 from logpast.memory import HAS_TRITON
 from logpast.metrics import perplexity
-from logpast.models import build
+from logpast.models import Recurrent, State, build
 from logpast.progress import Meter, meter
 from logpast.scoring import score
 from logpast.training.checkpoint import (
@@ -93,16 +93,13 @@ class Run:
         self.bare = bare = build(config.model, store.tokenizer.size)
         if resumed:
             resumed.load_weights(bare)
-        self.batches = Batches(
-            store,
-            bare.window,
-            bare.history,
-            config.batch_size,
-            config.seed,
-            config.data.streams,
-            config.data.jitter,
-            fabric.device,
-        )
+        where = config.data.streams, config.data.jitter, fabric.device
+        self.batches: Batches | Lanes
+        if isinstance(bare, Recurrent):
+            segments = bare.config.segments
+            self.batches = Lanes(store, bare.window, config.batch_size, segments, config.seed, *where)
+        else:
+            self.batches = Batches(store, bare.window, bare.history, config.batch_size, config.seed, *where)
         self.total = config.total_steps(self.batches.windows_per_epoch)
         compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
         if compiled:
@@ -110,6 +107,13 @@ class Run:
         self.model, self.optimizer = fabric.setup(bare, build_optimizer(bare, config.optimizer, fabric.device))
         if resumed:
             resumed.load_optimizer(bare, self.optimizer)
+        share = config.batch_size // fabric.world_size
+        self.rows = slice(fabric.global_rank * share, (fabric.global_rank + 1) * share)  # ours of each batch
+        self.carried: State | None = None
+        if isinstance(bare, Recurrent):
+            self.carried = {name: value.detach().clone() for name, value in bare.start(share).items()}
+            for name, value in (resumed.carried() if resumed else {}).items():
+                self.carried[name].copy_(value[self.rows])
         self.config = replace(config, model=bare.config)  # its vocabulary is no longer open
         self.tokenizer = store.load_tokenizer()
         self.state: dict[str, Any] = (
@@ -144,38 +148,48 @@ class Run:
     def due(self, every: int) -> bool:
         return self.done % every == 0 or self.done == self.total
 
-    def batches_to_come(self) -> Iterator[Batch]:
+    def batches_to_come(self) -> Iterator[Batch | Segments]:
         """This process's rows of every batch to the end of the run; the CPU makes each while the last is used."""
-        share = self.config.batch_size // self.fabric.world_size
-        rows = slice(self.fabric.global_rank * share, (self.fabric.global_rank + 1) * share)
         if self.batches.device.type != "cpu":
             while self.done < self.total:
-                yield self.batches.at(self.done, rows)
+                yield self.batches.at(self.done, self.rows)
             return
         with ThreadPoolExecutor(1) as ahead:
-            coming = ahead.submit(self.batches.at, self.done, rows)
+            make: Callable[[int, slice], Batch | Segments] = self.batches.at
+            coming = ahead.submit(make, self.done, self.rows)
             while self.done < self.total:
-                batch, coming = coming.result(), ahead.submit(self.batches.at, self.done + 1, rows)
+                batch, coming = coming.result(), ahead.submit(make, self.done + 1, self.rows)
                 yield batch
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: Batch | Segments) -> None:
         """One optimizer step."""
         self.rate = learning_rate(self.config.optimizer, self.done, self.total)
         set_rate(self.optimizer, self.rate)
         self.update(batch.to(self.fabric.device))
         self.done += 1
 
-    def _update(self, batch: Batch) -> None:
+    def _update(self, batch: Batch | Segments) -> None:
         """All of a step that happens on the device. The loss is the mean over the whole batch's tokens."""
         fabric, config = self.fabric, self.config
         tokens = self._sum((batch.targets >= 0).sum())
+        scored = tokens.clamp(min=1)
         self.loss = torch.zeros((), device=fabric.device)
-        parts = batch.split(config.micro_batch_size or len(batch.tokens))
-        for number, part in enumerate(parts, start=1):
-            with fabric.no_backward_sync(self.model, enabled=number < len(parts)):
-                share = self.model(*part).sum() / tokens.clamp(min=1)
-                fabric.backward(share * fabric.world_size)  # processes average their gradients, we want the sum
+        size = config.micro_batch_size or len(batch.tokens)
+        parts = batch.split(size)
+        for number, part in enumerate(parts):
+            with fabric.no_backward_sync(self.model, enabled=number + 1 < len(parts)):
+                if self.carried is None:
+                    loss = share = self.model(*part).sum() / scored
+                else:
+                    before = {name: value.split(size)[number] for name, value in self.carried.items()}
+                    nats, after, extra = self.model(*part, before)
+                    share = nats.sum() / scored
+                    loss = share + extra.sum() / config.batch_size
+                fabric.backward(loss * fabric.world_size)  # processes average their gradients, we want the sum
             self.loss += share.detach()
+            if self.carried is not None:
+                for name, value in before.items():
+                    value.copy_(after[name])
         if config.optimizer.clip:
             norm = fabric.clip_gradients(
                 self.model, self.optimizer, max_norm=config.optimizer.clip, error_if_nonfinite=False
@@ -234,16 +248,19 @@ class Run:
         self._finite(float(self._sum(self.loss)))
         seconds = round(time.monotonic() - self.clock, 3)
         self.state |= {"step": self.done, "tokens": int(self.seen), "seconds": seconds}
+        carried = self.carried
+        if carried is not None and self.fabric.world_size > 1:
+            carried = {name: self._gather(value) for name, value in carried.items()}
         if self.leads:
-            save_checkpoint(self.config, self.bare, self.optimizer, self.tokenizer, self.state)
+            save_checkpoint(self.config, self.bare, self.optimizer, self.tokenizer, self.state, carried)
         self.saved = self.done
         self.fabric.barrier()
 
     def greeting(self) -> str:
-        state, model, hardware = self.state, self.config.model, self.state["hardware"]
+        state, hardware = self.state, self.state["hardware"]
         epochs = self.total * self.config.batch_size / self.batches.windows_per_epoch
         return (
-            f"{state['parameters'] / 1e6:.1f}M parameters, {model.slots} slots + {model.window} tokens; "
+            f"{state['parameters'] / 1e6:.1f}M parameters, attention over {self.bare.attention_length} places; "
             f"{state['data']['name']}: {state['data']['tokens']:,} tokens, {self.total:,} steps = "
             f"{epochs:.2f} epochs; {hardware['device']} ({hardware['name']}), {self.config.precision}"
             + (f"; going on after step {self.done:,}" if self.done else "")
@@ -268,6 +285,12 @@ class Run:
             f"the loss became {loss} by step {self.done}; lower optimizer.learning_rate or lengthen "
             f"optimizer.warmup_steps (the last checkpoint is of step {self.saved})"
         )
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        """Of all processes, in their order."""
+        every = self.fabric.all_gather(rows)
+        assert isinstance(every, Tensor)
+        return every.flatten(0, 1)
 
     def _sum(self, value: Tensor) -> Tensor:
         """Over all processes."""

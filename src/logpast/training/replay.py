@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from logpast.data.windows import Batch
+from logpast.data.windows import Batch, Segments
 
 WARM_UP = 3  # calls before the capture: they compile kernels and claim the libraries' workspaces
 
@@ -17,15 +17,15 @@ class Replay:
     It is called as it is a few times, then captured, then replayed; batches must have one shape.
     """
 
-    def __init__(self, update: Callable[[Batch], None]) -> None:
+    def __init__(self, update: Callable[[Batch | Segments], None]) -> None:
         self.update = update
         self.calls = 0
         self.graph = torch.cuda.CUDAGraph()
         self.stream = torch.cuda.Stream()
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: Batch | Segments) -> None:
         if self.calls == 0:
-            self.batch = Batch(*(part.clone() for part in batch))
+            self.batch = type(batch)(*(part.clone() for part in batch))
         for kept, new in zip(self.batch, batch, strict=True):
             kept.copy_(new)
         if self.calls < WARM_UP:
