@@ -12,7 +12,6 @@ from logpast.experiments.evaluation import evaluate
 from logpast.filters import FilterBank
 from logpast.generation import generate
 from logpast.memory import LogMemory, naive
-from logpast.models import head
 from logpast.training.checkpoint import find_checkpoint
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
@@ -74,8 +73,38 @@ def test_the_fused_memory_at_full_size_compiled(slots: int) -> None:
     assert float((gradient - one.grad).norm() / one.grad.norm()) < 5e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("slots", [65, 130])
+def test_the_fused_memory_with_many_slots(slots: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    bank = FilterBank(slots=slots, spacing=0.08)
+    table = torch.randn(1000, 768, device="cuda", dtype=dtype).requires_grad_()
+    ids = torch.randint(-1, 1000, (2, bank.horizon), device="cuda")
+    slots_seen = LogMemory(768, bank, norm=False).cuda().from_ids(ids, table)
+    exact = table.detach().double().requires_grad_()
+    reference = LogMemory(768, bank, norm=False, path="naive").to("cuda", torch.float64).from_ids(ids, exact)
+    towards = torch.randn_like(reference).to(dtype)
+    slots_seen.backward(towards)
+    reference.backward(towards.double())
+    for ours, true in ((slots_seen, reference), (table.grad, exact.grad)):
+        assert ours is not None
+        assert true is not None
+        assert float(((ours - true).norm() / true.norm()).detach()) < 2 * BOUNDS[dtype]
+
+
+def test_replay_with_parts_of_a_batch(train_config: TrainConfig) -> None:
+    whole = replace(train_config, accelerator="cuda", compile=True)
+    parts = replace(whole, run=whole.run.with_name("parts"), micro_batch_size=5)
+    for config in (whole, parts):
+        train(config)
+    one, other = ([r["loss"] for r in read_log(c.run) if "loss" in r] for c in (whole, parts))
+    assert other == pytest.approx(one, rel=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_head_is_cross_entropy(dtype: torch.dtype) -> None:
+    from logpast.models import head
+
     torch.manual_seed(0)
     hidden, table = (torch.randn(n, 64, device="cuda").to(dtype).requires_grad_() for n in (300, 50304))
     targets = torch.randint(-1, 50304, (300,), device="cuda")

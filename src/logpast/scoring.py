@@ -67,7 +67,7 @@ def score(
                 costs, state, _ = model(batch.tokens.unsqueeze(1), batch.targets.unsqueeze(1), fresh, before)
             else:
                 costs = model(*batch)
-            for index, row in zip(indices, costs.flatten(1).cpu().numpy(), strict=True):
+            for index, row in zip(indices, costs.flatten(1).cpu().double().numpy(), strict=True):
                 place = windows.places(int(index))
                 nats[place] = row[: place.stop - place.start]
                 done += place.stop - place.start

@@ -163,6 +163,19 @@ def test_head_is_cross_entropy(dtype: torch.dtype, vocabulary: int) -> None:
         assert relative(ours.grad, true.grad) < BOUNDS[dtype]
 
 
+def test_head_takes_targets_of_any_stride_but_only_those_in_the_table() -> None:
+    hidden, table, ids = torch.randn(4, 6), torch.randn(9, 6), torch.tensor([[0, 3], [1, 8], [2, -1], [3, 4]])
+    strided = head.nats(hidden, table, ids[:, 1])
+    assert torch.equal(strided, head.nats(hidden, table, ids[:, 1].clone()))
+    with pytest.raises(RuntimeError):
+        head.nats(hidden, table, torch.tensor([0, 9, 1, 2]))
+
+
+def test_a_double_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="use 'auto'"):
+        LogMemory(4, BANKS[1], path="fused").from_ids(torch.tensor([[1]]), torch.randn(9, 4).double())
+
+
 def test_naive_takes_a_double_table_where_only_fused_is_laid_out() -> None:
     memory = LogMemory(6, BANKS[2], norm=False)
     memory.kept = memory.kept[:0]  # as on a GPU

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 
 def test_kernels_in_the_interpreter() -> None:
@@ -18,3 +19,31 @@ def test_kernels_in_the_interpreter() -> None:
     words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(cases)]
     done = subprocess.run(words, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+LIMITS = {80: 166_912, 86: 101_376, 90: 232_448}  # shared memory of a block, by compute capability
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", LIMITS)
+@pytest.mark.parametrize("slots", [53, 65, 130])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_kernels_fit_into_shared_memory(capability: int, slots: int, dtype: torch.dtype) -> None:
+    """Compiled for real chips, without one."""
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from logpast.memory import fused
+
+    name = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
+    types = dict.fromkeys(("number", "tokens", "bags"), "*i32") | dict.fromkeys(("unit", "rows"), "*fp32")
+    types |= dict.fromkeys(("table", "out", "grad"), name)
+    tile = fused._tile(slots, dtype)
+    spread = {"ROWS": fused.SPREAD, "COLUMNS": fused._columns(slots, dtype), "num_warps": 4, "num_stages": 3}
+    for kernel, sizes in ((fused._multiply, tile), (fused._spread, spread)):
+        fixed = {"SLOTS": fused._wide(slots), "ROWS": sizes["ROWS"], "COLUMNS": sizes["COLUMNS"]}
+        signature = {word: "constexpr" if word in fixed else types.get(word, "i32") for word in kernel.arg_names}
+        options = {"num_warps": sizes["num_warps"], "num_stages": sizes["num_stages"]}
+        made = compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", capability, 32), options=options)
+        assert made.metadata.shared <= LIMITS[capability]

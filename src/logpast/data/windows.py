@@ -33,8 +33,7 @@ class Batch(NamedTuple):
     targets: Tensor
 
     def to(self, device: torch.device | str) -> Batch:
-        """Without waiting where that is safe: Apple's MPS may copy what has been overwritten meanwhile."""
-        return Batch(*(part.to(device, non_blocking=torch.device(device).type != "mps") for part in self))
+        return Batch(*(_over(part, torch.device(device)) for part in self))
 
     def split(self, size: int) -> list[Batch]:
         return [Batch(*parts) for parts in zip(*(part.split(size) for part in self), strict=True)]
@@ -48,7 +47,7 @@ class Segments(NamedTuple):
     fresh: Tensor
 
     def to(self, device: torch.device | str) -> Segments:
-        return Segments(*(part.to(device, non_blocking=torch.device(device).type != "mps") for part in self))
+        return Segments(*(_over(part, torch.device(device)) for part in self))
 
     def split(self, size: int) -> list[Segments]:
         return [Segments(*parts) for parts in zip(*(part.split(size) for part in self), strict=True)]
@@ -104,17 +103,22 @@ class Windows:
     def cut(self, located: Tensor) -> Batch:
         """The windows that `locate` found, of this or another shift."""
         tokens, (begin, length, start) = resident(self.store, self.device), located
-        if bool((start > self.history).all() and (start + self.window <= length).all()):  # the rule, and the fast way
-            whole = tokens.unfold(0, self.history + self.window + 1, 1)[
-                (begin + start - self.history - 1).to(tokens.device)
-            ]
-            found = seen = _unsigned(whole)
+        size, device = self.history + self.window + 1, tokens.device
+        inside = (start > self.history) & (start + self.window <= length)  # the stream has all of it, as of most
+        first = torch.where(inside, begin + start - self.history - 1, 0).clamp(max=len(tokens) - min(size, len(tokens)))
+        if len(tokens) >= size:
+            found = _unsigned(tokens.unfold(0, size, 1)[_over(first, device)])
         else:
-            begin, length, start = located.to(tokens.device).unsqueeze(-1)
-            position = start + torch.arange(-self.history, self.window + 1, device=tokens.device)
-            found = _unsigned(tokens[(begin + position - 1).clamp(0, len(tokens) - 1)])
-            found = torch.where((position >= 1) & (position <= length), found, -1)
-            seen = torch.where(position == 0, self.store.tokenizer.eot, found)
+            found = torch.empty(len(start), size, dtype=torch.int32, device=device)
+        seen = found
+        if not inside.all():
+            rows = _over((~inside).nonzero().flatten(), device)
+            begin, length, start = _over(located[:, ~inside], device).unsqueeze(-1)
+            position = start + torch.arange(-self.history, self.window + 1, device=device)
+            some = _unsigned(tokens[(begin + position - 1).clamp(0, len(tokens) - 1)])
+            some = torch.where((position >= 1) & (position <= length), some, -1)
+            found[rows], seen = some, found.clone()
+            seen[rows] = torch.where(position == 0, self.store.tokenizer.eot, some)
         return Batch(seen[:, : self.history], seen[:, self.history : -1].long(), found[:, self.history + 1 :].long())
 
     def places(self, index: int) -> slice:
@@ -144,6 +148,11 @@ def resident(store: TokenStore, device: torch.device) -> Tensor:
             warnings.simplefilter("ignore", UserWarning)  # that it cannot be written to is as it should be
             here[device] = torch.from_numpy(signed).to(device if fits else "cpu")
     return here[device]
+
+
+def _over(tensor: Tensor, device: torch.device) -> Tensor:
+    """To a device, without waiting for it where that is safe: MPS may copy what has been overwritten meanwhile."""
+    return tensor.to(device, non_blocking=device.type != "mps")
 
 
 def _unsigned(ids: Tensor) -> Tensor:

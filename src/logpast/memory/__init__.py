@@ -83,6 +83,8 @@ class LogMemory(nn.Module):
         if lengths is not None:
             ids = ids.masked_fill(~self._real(ids, lengths), -1)
         path = self.path_for(table) if ids.numel() else "naive"
+        if path == "fused" and table.dtype not in fused.DTYPES:
+            raise ValueError(f"path 'fused' is for 16- and 32-bit floats, not {table.dtype}; use 'auto'")
         if path == "fused" and torch.is_autocast_enabled(table.device.type):
             table = table.to(torch.get_autocast_dtype(table.device.type))  # as any product would; its sums are float32
         with _full_precision(table.device):

@@ -1,7 +1,7 @@
 """What each token costs, from the decoder's last layer: logits and cross-entropy in one, for training on a GPU.
 
-The logits (N, V) are by far the largest tensor of a training step. They are made once, in the type of the product,
-read once and overwritten with their own gradient while they are at hand:
+The logits (N, V) are by far the largest tensor of a training step. They are made once, in the type of the product, and
+overwritten with their own gradient while they are at hand:
 
     nats_n = ln Σ_v e^logit_nv − logit_n,target          ∂nats_n / ∂logit_nv = softmax_nv − [v = target]
 
@@ -26,7 +26,8 @@ def nats(hidden: Tensor, table: Tensor, targets: Tensor) -> Tensor:
 
 @torch.library.custom_op("logpast::head", mutates_args=())
 def _head(hidden: Tensor, table: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    logits = hidden @ table.T
+    torch._assert_async((targets < table.shape[0]).all())
+    logits, targets = hidden @ table.T, targets.contiguous()
     costs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
     _cost[len(hidden),](logits, targets, costs, table.shape[0], BLOCK=BLOCK, num_warps=WARPS)
     return costs, logits
@@ -71,10 +72,13 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor,
     hidden, table, _ = inputs
     ctx.save_for_backward(hidden, table, output[1])
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # or zeros of the logits' size would be made for nothing
 
 
-def _chain(ctx: Any, above: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+def _chain(ctx: Any, above: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
     hidden, table, gradient = ctx.saved_tensors
+    if above is None:
+        return None, None, None
     above = above.unsqueeze(1)
     return (
         ((gradient @ table) * above).to(hidden.dtype),
