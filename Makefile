@@ -3,10 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-slow test-gpu lint format docs clean
+.PHONY: help demo compare test test-slow test-gpu lint format docs clean
 
 help:
 	@echo "make demo       train a small model on the spot, score it, let it write (a few minutes)"
+	@echo "make compare    the rivals side by side at toy size (some minutes)"
 	@echo "make test       lint, types and tests (minutes; real corpora are used where LOGPAST_DATA names their folder)"
 	@echo "make test-slow  the tests that take many minutes"
 	@echo "make test-gpu   the tests that need a CUDA device"
@@ -22,6 +23,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/python -m logpast.experiments.demo
+
+compare: $(READY)
+	$(BIN)/logpast compare recipes/rivals-toy.yaml
 
 docs: $(READY)
 	$(BIN)/pdoc --docformat google --output-directory build/docs $(addprefix logpast.,filters memory models data \

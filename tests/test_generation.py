@@ -10,7 +10,16 @@ import torch
 from logpast.data import TokenStore
 from logpast.errors import UserError
 from logpast.generation import _draw, continuations, generate, next_logits
-from logpast.models import LogMemoryConfig, RecentConfig, TransformerXLConfig, build
+from logpast.models import (
+    CompressiveConfig,
+    LogMemoryConfig,
+    RecentConfig,
+    RecurrentMemoryConfig,
+    TimeLocalConfig,
+    TransformerXLConfig,
+    TransformerXLRecurrentMemoryConfig,
+    build,
+)
 from logpast.scoring import score
 from logpast.training.config import TrainConfig
 from logpast.training.loop import train
@@ -25,6 +34,10 @@ SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
         RecentConfig(slots=3, **SIZES),
         RecentConfig(slots=0, **SIZES),
         TransformerXLConfig(memory=6, **SIZES),
+        RecurrentMemoryConfig(memory_tokens=2, **SIZES),
+        TransformerXLRecurrentMemoryConfig(memory=4, memory_tokens=2, **SIZES),
+        CompressiveConfig(memory=4, compressed=4, rate=2, **SIZES),
+        TimeLocalConfig(slots=5, **SIZES),
     ],
 )
 @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 9])

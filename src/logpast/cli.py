@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logpast.errors import UserError
@@ -25,12 +26,16 @@ class Verb(NamedTuple):
     function: str
     about: str
     positional: str | None = None
+    metavar: str = "SOURCE …"
 
 
 VERBS = {
     "data prepare": Verb("logpast.data.preparation", "prepare", "turn text into a token store", "sources"),
     "train": Verb("logpast.training.loop", "train", "train a model from a recipe"),
     "eval": Verb("logpast.experiments.evaluation", "evaluate", "score a model on a text: perplexity, bits per byte"),
+    "compare": Verb(
+        "logpast.experiments.comparison", "compare", "train and score rivals side by side", "recipe", "RECIPE"
+    ),
     "generate": Verb("logpast.generation", "generate", "write on from a prompt"),
     "filters": Verb("logpast.experiments.figures", "draw_filters", "draw the filters (the paper's Figures 1 and A1)"),
 }
@@ -93,9 +98,9 @@ def run(argv: list[str]) -> int:
         if verb.positional:
             parser.add_argument(
                 verb.positional,
-                nargs="+",
-                type=str,
-                metavar="SOURCE",
+                nargs="+" if verb.metavar.endswith("…") else None,
+                type=str if verb.metavar.endswith("…") else Path,
+                metavar=verb.metavar.removesuffix(" …"),
                 help=_help_of(function, verb.positional),
             )
         parser.add_function_arguments(function, skip={verb.positional} if verb.positional else set(), fail_untyped=True)

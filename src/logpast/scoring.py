@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from logpast import metrics
 from logpast.data.tokens import TokenStore
 from logpast.data.windows import Streams, Windows
+from logpast.memory.naive import accumulation_dtype
 from logpast.models import State
 from logpast.progress import Meter
 
@@ -67,7 +68,9 @@ def score(
                 costs, state, _ = model(batch.tokens.unsqueeze(1), batch.targets.unsqueeze(1), fresh, before)
             else:
                 costs = model(*batch)
-            for index, row in zip(indices, costs.flatten(1).cpu().double().numpy(), strict=True):
+            for index, row in zip(
+                indices, costs.flatten(1).cpu().to(accumulation_dtype(costs.dtype)).numpy(), strict=True
+            ):
                 place = windows.places(int(index))
                 nats[place] = row[: place.stop - place.start]
                 done += place.stop - place.start

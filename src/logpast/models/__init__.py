@@ -6,9 +6,17 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from logpast.errors import UserError
+from logpast.models.compressive import CompressiveConfig, CompressiveTransformer
 from logpast.models.language_model import LanguageModel, ModelConfig, Recurrent, RecurrentConfig, State
 from logpast.models.log_memory import LogMemoryConfig, LogMemoryTransformer
 from logpast.models.recent import RecentConfig, RecentTransformer
+from logpast.models.recurrent_memory import (
+    RecurrentMemoryConfig,
+    RecurrentMemoryTransformer,
+    TransformerXLRecurrentMemory,
+    TransformerXLRecurrentMemoryConfig,
+)
+from logpast.models.time_local import TimeLocalConfig, TimeLocalTransformer
 from logpast.models.transformer import Transformer, TransformerConfig, load_gpt2
 from logpast.models.transformer_xl import TransformerXL, TransformerXLConfig
 
@@ -16,10 +24,16 @@ SYSTEMS: dict[str, type[LanguageModel]] = {
     "log_memory": LogMemoryTransformer,
     "recent": RecentTransformer,
     "transformer_xl": TransformerXL,
+    "recurrent_memory": RecurrentMemoryTransformer,
+    "transformer_xl_recurrent_memory": TransformerXLRecurrentMemory,
+    "compressive": CompressiveTransformer,
+    "time_local": TimeLocalTransformer,
 }
 
 __all__ = [
     "SYSTEMS",
+    "CompressiveConfig",
+    "CompressiveTransformer",
     "LanguageModel",
     "LogMemoryConfig",
     "LogMemoryTransformer",
@@ -28,11 +42,17 @@ __all__ = [
     "RecentTransformer",
     "Recurrent",
     "RecurrentConfig",
+    "RecurrentMemoryConfig",
+    "RecurrentMemoryTransformer",
     "State",
+    "TimeLocalConfig",
+    "TimeLocalTransformer",
     "Transformer",
     "TransformerConfig",
     "TransformerXL",
     "TransformerXLConfig",
+    "TransformerXLRecurrentMemory",
+    "TransformerXLRecurrentMemoryConfig",
     "build",
     "config_from_dict",
     "config_to_dict",

@@ -1,0 +1,400 @@
+"""Rivals side by side: the same tokens, the same number of weights, the same budget, the same scorer.
+
+    logpast compare recipes/rivals-small.yaml
+
+A recipe names a corpus, a budget and the systems. Systems get equal numbers of weights (the width of the MLP makes up
+for what each needs besides), their learning rate by the same small search on validation text, and then the same number
+of training tokens, or of seconds. Each finished cell is a row of OUT/rows.jsonl: a comparison that was interrupted
+goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from logpast.data import TokenStore, open_tokens
+from logpast.data.windows import Lanes, Streams, Windows
+from logpast.errors import UserError
+from logpast.experiments import ledger
+from logpast.experiments.evaluation import evaluate
+from logpast.files import make_way, remove
+from logpast.models import LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build, config_from_dict
+from logpast.training.checkpoint import find_checkpoint
+from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
+from logpast.training.log import read_log
+from logpast.training.loop import train
+
+Budget = Literal["tokens", "time"]
+TOLERANCE = 0.02  # how far numbers of weights may be apart
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is compared, on what, with how much of it: the keys of a recipe for `logpast compare`."""
+
+    train: str
+    validation: str
+    test: str
+    systems: dict[str, dict[str, Any]]
+    """name in the table -> settings of a model, as in a recipe for `train`; the first sets the number of weights"""
+    tokenizer: str | None = None
+    streams: Streams = "document"
+    model: dict[str, Any] = field(default_factory=dict)
+    """settings that all systems share"""
+    tokens: int = 1_000_000
+    """training tokens of each"""
+    seconds: float = 60
+    """training time of each, with --budget time"""
+    tokens_per_step: int = 4096
+    learning_rates: tuple[float, ...] = (1e-3,)
+    """what the search tries for each system"""
+    search_tokens: int = 100_000
+    """training tokens of each try"""
+    validation_tokens: int | None = None
+    seeds: tuple[int, ...] = (0,)
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    batch_size_when_scoring: int = 16
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A system as it takes part."""
+
+    name: str
+    model: ModelConfig
+    parameters: int
+    attention_length: int
+    state_bytes: int
+    batch_size: int
+    tokens_per_step: float
+    """in the mean: a document's last window has fewer tokens than places"""
+
+
+def compare(
+    recipe: Path,
+    out: Path | None = None,
+    budget: Budget = "tokens",
+    systems: list[str] | None = None,
+    seeds: list[int] | None = None,
+) -> list[dict[str, Any]]:
+    """Train and score several systems side by side, and write one table and one plot.
+
+    Examples:
+        logpast compare recipes/rivals-toy.yaml
+        logpast compare recipes/rivals-small.yaml --budget time --out runs/rivals-time
+        logpast compare recipes/rivals-small.yaml --systems "[memory, delta]" --seeds "[0, 1, 2]"
+
+    Args:
+        recipe: a page that names corpus, budget and systems; see recipes/rivals-small.yaml.
+        out: folder for runs, rows.jsonl, table.md and plot.png; by default runs/ and the recipe's name. What is
+            finished there is not done again.
+        budget: tokens gives every system the same training tokens, time the same seconds of training.
+        systems: only these of the recipe's.
+        seeds: in place of the recipe's.
+
+    Returns:
+        The rows, one for each system and seed.
+    """
+    plan = _read(recipe)
+    out = out or Path("runs") / recipe.stem
+    if unknown := set(systems or ()) - set(plan.systems):
+        raise UserError(f"unknown systems {', '.join(sorted(unknown))}; {recipe} has {', '.join(plan.systems)}")
+    store = open_tokens(plan.train, plan.tokenizer)
+    contestants = _contestants(plan, store)
+    make_way(out / "rows.jsonl")
+    _same_plan(plan, out)
+    say = Console(emoji=False, highlight=False).print
+    for each in contestants:
+        if systems is None or each.name in systems:
+            rate, speed = _search(plan, each, store, out, say)
+            for seed in seeds if seeds is not None else plan.seeds:
+                if not _row_of(out, each.name, seed, budget):
+                    _run_cell(plan, each, store, out, budget, seed, rate, speed, say)
+    rows = [row for row in _rows(out) if row["comparison"]["budget"] == budget]
+    order = [each.name for each in contestants]
+    rows.sort(key=lambda row: (order.index(row["comparison"]["system"]), row["seed"]))
+    _write_table(rows, out, say)
+    _draw(rows, out / "plot.png")
+    say(f"{out / 'table.md'}, {out / 'plot.png'}, rows in {out / 'rows.jsonl'}")
+    return rows
+
+
+def _read(path: Path) -> Recipe:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the recipe {path}: {error.strerror}; see the folder recipes/") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    known = {f.name for f in fields(Recipe)}
+    if not isinstance(values, dict) or not isinstance(values.get("systems"), dict) or not values["systems"]:
+        raise UserError(f"{path} is not a comparison: it needs train, validation, test and systems")
+    if unknown := set(values) - known:
+        raise UserError(f"{path}: unknown key {sorted(unknown)[0]!r}; known: {', '.join(sorted(known))}")
+    if missing := {"train", "validation", "test"} - set(values):
+        raise UserError(f"{path} lacks {', '.join(sorted(missing))}")
+    for name in ("learning_rates", "seeds"):
+        if name in values:
+            values[name] = tuple(values[name])
+    return Recipe(**values)
+
+
+def _same_plan(plan: Recipe, out: Path) -> None:
+    """Rows of one folder are of one recipe, or the table would compare what was not made alike."""
+    kept = out / "recipe.json"
+    told = json.dumps({f.name: getattr(plan, f.name) for f in fields(plan) if f.name != "seeds"}, indent=2) + "\n"
+    if kept.exists() and kept.read_text(encoding="utf-8") != told:
+        raise UserError(f"{out} holds a comparison by another recipe; give another --out")
+    kept.write_text(told, encoding="utf-8")
+
+
+def _contestants(plan: Recipe, store: TokenStore) -> list[Contestant]:
+    """All systems with numbers of weights within 2 % of the first."""
+    found: list[Contestant] = []
+    for name, own in plan.systems.items():
+        try:
+            config = config_from_dict({**plan.model, **own})
+        except TypeError as error:
+            raise UserError(f"system {name}: {error}") from None
+        with torch.device("meta"):
+            model = build(config, store.tokenizer.size)
+            if found and config.mlp is None:
+                config = replace(config, mlp=_fitting_mlp(model, found[0].parameters))
+                model = build(config, store.tokenizer.size)
+        count = model.parameter_count()
+        if found and abs(count / found[0].parameters - 1) > TOLERANCE:
+            raise UserError(
+                f"{name} has {count:,} weights, {found[0].name} {found[0].parameters:,}: set its sizes alike"
+            )
+        pace = _pace(plan, model.config, store)
+        found.append(Contestant(name, model.config, count, model.attention_length, _state_bytes(model), *pace))
+    return found
+
+
+def _pace(plan: Recipe, model: ModelConfig, store: TokenStore) -> tuple[int, float]:
+    """Rows of a batch that come closest to the tokens wanted of a step, and how many tokens those are in the mean."""
+    windows = len(Windows(store, model.window, 0, plan.streams))
+    if isinstance(model, RecurrentConfig):
+        rows = max(1, round(plan.tokens_per_step * windows / len(store) / model.segments))
+        lanes = Lanes(store, model.window, rows, model.segments, 0, plan.streams)
+        return rows, len(store) / lanes.steps_per_epoch
+    rows = max(1, round(plan.tokens_per_step * windows / len(store)))
+    return rows, rows * len(store) / windows
+
+
+def _fitting_mlp(model: LanguageModel, wanted: int) -> int:
+    """The width of the MLP, a multiple of 8, that brings the number of weights closest to the one wanted."""
+    config = model.config
+    width = config.mlp or 4 * config.width
+    per_unit = config.layers * (2 * config.width + 1)
+    return max(8, 8 * round((width + (wanted - model.parameter_count()) / per_unit) / 8))
+
+
+def _state_bytes(model: LanguageModel) -> int:
+    """What must be kept of a stream to go on with it, in float32: keys and values of the window, and what lies before.
+
+    Of a stateless system that is the ids of its history (4 bytes each), or the keys and values of its slots.
+    """
+    config = model.config
+    pair = 2 * 4 * config.layers * config.width
+    if isinstance(model, Recurrent):
+        return pair * config.window + sum(v.numel() * v.element_size() for v in model.start(1).values())
+    return pair * model.attention_length + 4 * model.history
+
+
+def _train_config(
+    plan: Recipe, each: Contestant, store: TokenStore, run: Path, steps: int, rate: float, seed: int
+) -> TrainConfig:
+    return TrainConfig(
+        run=run,
+        data=DataConfig(
+            str(store.path), plan.validation, streams=plan.streams, validation_tokens=plan.validation_tokens
+        ),
+        model=each.model,
+        optimizer=OptimizerConfig(rate, rate / 10, warmup_steps=max(1, steps // 20)),
+        steps=steps,
+        batch_size=each.batch_size,
+        seed=seed,
+        precision=plan.precision,
+        validate_every=max(1, steps // 4),
+        checkpoint_every=steps,
+        keep=1,
+        log_every=max(1, steps // 50),
+        tensorboard=False,
+        resume="auto",
+    )
+
+
+def _search(plan: Recipe, each: Contestant, store: TokenStore, out: Path, say: Any) -> tuple[float, float]:
+    """The learning rate with the best validation loss after a short training, and tokens trained on in a second."""
+    place = out / "search" / f"{each.name}.json"
+    if not place.exists():
+        tried, speeds = {}, []
+        steps = max(4, round(plan.search_tokens / each.tokens_per_step))
+        for rate in plan.learning_rates:
+            say(f"{each.name}: learning rate {rate:g}")
+            run = out / "search" / f"{each.name}-{rate:g}"
+            state = train(_train_config(plan, each, store, run, steps, rate, seed=0))
+            tried[rate] = state["best"]["nats_per_token"]
+            speeds.append(_speed(run))
+            remove(run)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        best = min(tried, key=lambda rate: tried[rate])
+        found = {"learning_rate": best, "tokens_per_second": statistics.median(speeds), "tried": tried}
+        place.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    found = json.loads(place.read_text(encoding="utf-8"))
+    return found["learning_rate"], found["tokens_per_second"]
+
+
+def _speed(run: Path) -> float:
+    """Training tokens a second, the first report, in which all was built and compiled, left out."""
+    speeds = [record["tokens_per_second"] for record in read_log(run) if "tokens_per_second" in record]
+    return statistics.median(speeds[1:] or speeds)
+
+
+def _run_cell(
+    plan: Recipe, each: Contestant, store: TokenStore, out: Path, budget: Budget, seed: int, rate: float, speed: float,
+    say: Any,
+) -> None:  # fmt: skip
+    tokens = plan.tokens if budget == "tokens" else speed * plan.seconds
+    steps = max(4, round(tokens / each.tokens_per_step))
+    run = out / "runs" / f"{each.name}-{budget}-{seed}"
+    say(f"{each.name}, seed {seed}: {steps:,} steps, learning rate {rate:g}")
+    _forget_peak()
+    train(_train_config(plan, each, store, run, steps, rate, seed))
+    peak = _peak_bytes()
+    # the state of each stream follows from its beginning, so documents are scored side by side
+    scores = evaluate(run, plan.test, batch_size=plan.batch_size_when_scoring, streams=plan.streams)
+    found = find_checkpoint(run)
+    entry = ledger.row(found, open_tokens(plan.test, found.load_tokenizer()), scores)
+    entry["comparison"] = {
+        "system": each.name,
+        "budget": budget,
+        "learning_rate": rate,
+        "attention_length": each.attention_length,
+        "state_bytes": each.state_bytes,
+        "tokens_per_second": _speed(run),
+        "peak_bytes": peak,
+    }
+    ledger.append(out / "rows.jsonl", entry)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _forget_peak() -> None:
+    """Begin to watch how much memory is used at most: a GPU's, or this process's (on Linux)."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_bytes() -> int | None:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)
+
+
+def _rows(out: Path) -> list[dict[str, Any]]:
+    place = out / "rows.jsonl"
+    return ledger.read(place) if place.exists() else []
+
+
+def _row_of(out: Path, name: str, seed: int, budget: Budget) -> dict[str, Any] | None:
+    for row in _rows(out):
+        cell = row["comparison"]
+        if (cell["system"], row["seed"], cell["budget"]) == (name, seed, budget):
+            return row
+    return None
+
+
+def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["comparison"]["system"], []).append(row)
+    return groups
+
+
+def _write_table(rows: list[dict[str, Any]], out: Path, say: Any) -> None:
+    """Means over seeds; after ±, their standard deviation; in brackets, 95 % over documents, of the first seed."""
+    heads = ("system", "seeds", "ppl_token", "ppl_word", "bits/byte", "weights", "attention", "training tokens",
+             "tokens/s", "peak MiB", "state KiB", "learning rate")  # fmt: skip
+    lines = []
+    for name, group in _by_system(rows).items():
+        cell, first = group[0]["comparison"], group[0]
+        peaks = [row["comparison"]["peak_bytes"] for row in group if row["comparison"]["peak_bytes"]]
+        lines.append((
+            name, str(len(group)),
+            _figure(group, "ppl_token", 2), _figure(group, "ppl_word", 1), _figure(group, "bits_per_byte", 4),
+            f"{first['parameters']:,}", f"{cell['attention_length']:,}", f"{first['train_tokens']:,}",
+            f"{statistics.median(row['comparison']['tokens_per_second'] for row in group):,.0f}",
+            f"{max(peaks) / 2**20:,.0f}" if peaks else "", f"{cell['state_bytes'] / 2**10:,.0f}",
+            f"{cell['learning_rate']:g}",
+        ))  # fmt: skip
+    text = "\n".join("| " + " | ".join(line) + " |" for line in (heads, ["---"] * len(heads), *lines))
+    (out / "table.md").write_text(text + "\n", encoding="utf-8")
+    short = [heads.index(name) for name in ("system", "ppl_token", "bits/byte", "tokens/s", "state KiB")]
+    table = Table(*(heads[column] for column in short))
+    for line in lines:
+        table.add_row(*(line[column] for column in short))
+    say(table)
+
+
+def _figure(group: list[dict[str, Any]], name: str, digits: int) -> str:
+    values = [row["scores"][name] for row in group]
+    text = f"{statistics.mean(values):.{digits}f}"
+    if len(values) > 1:
+        text += f" ± {statistics.stdev(values):.{digits}f}"
+    interval = group[0]["scores"].get("interval", {}).get(name)
+    return text + (f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]" if interval else "")
+
+
+def _draw(rows: list[dict[str, Any]], out: Path) -> None:
+    """Left, the perplexity of each system, each seed a point; right, against what a stream's state takes."""
+    from matplotlib.figure import Figure
+
+    groups = _by_system(rows)
+    figure = Figure(figsize=(12, 1.5 + 0.45 * max(6, len(groups))), layout="constrained")
+    bars, states = figure.subplots(1, 2)
+    for place, (name, group) in enumerate(reversed(groups.items())):
+        values = [row["scores"]["ppl_token"] for row in group]
+        middle = statistics.mean(values)
+        interval = group[0]["scores"].get("interval", {}).get("ppl_token")
+        if interval:
+            low, high = (middle * bound / values[0] for bound in interval)
+            bars.plot([low, high], [place, place], color="0.75", linewidth=6, solid_capstyle="butt", zorder=1)
+        bars.plot(values, [place] * len(values), "o", color="tab:blue", markersize=4, zorder=2)
+        kept = group[0]["comparison"]["state_bytes"] / 2**20
+        states.plot(kept, middle, "o", color="tab:blue")
+        states.annotate(name, (kept, middle), textcoords="offset points", xytext=(5, 4), fontsize=8)
+    bars.set_yticks(range(len(groups)), list(reversed(groups)))
+    bars.set(xlabel="perplexity per token (a point a seed; grey: 95 % over documents)")
+    states.set(xlabel="state of a stream at inference, MiB", ylabel="perplexity per token", xscale="log")
+    for axis in (bars, states):
+        axis.spines[["top", "right"]].set_visible(False)
+    what = rows[0] if rows else {}
+    if what:
+        trained = {row["train_tokens"] for row in rows}
+        tokens = f"{min(trained):,}" + (f" to {max(trained):,}" if max(trained) > 1.01 * min(trained) else "")
+        figure.suptitle(
+            f"{what['train_data']['name']} → {what['test_data']['name']}; {what['parameters'] / 1e6:.3g}M weights, "
+            f"{tokens} training tokens", fontsize=10,
+        )  # fmt: skip
+    figure.savefig(out, dpi=130)

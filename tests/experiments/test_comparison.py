@@ -1,0 +1,112 @@
+"""Rivals side by side: equal weights and tokens, nothing done twice, a table and a plot."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from logpast.data import TokenStore
+from logpast.errors import UserError
+from logpast.experiments import comparison, ledger
+from logpast.experiments.comparison import compare
+from logpast.models import SYSTEMS
+
+
+@pytest.fixture
+def page(tmp_path: Path, books: Path) -> Path:
+    """A comparison of seconds."""
+    values = {
+        "train": str(books), "validation": str(books), "test": str(books), "tokenizer": "bpe-300",
+        "tokens": 600, "seconds": 0.5, "tokens_per_step": 100, "learning_rates": [1e-3, 1e-2], "search_tokens": 300,
+        "model": {"window": 8, "layers": 1, "heads": 2, "width": 16},
+        "systems": {
+            "memory": {"system": "log_memory", "slots": 9},
+            "full": {"system": "recent", "slots": 0, "window": 24},
+            "xl": {"system": "transformer_xl", "memory": 8, "segments": 2},
+        },
+    }  # fmt: skip
+    place = tmp_path / "rivals.yaml"
+    place.write_text(yaml.safe_dump(values, sort_keys=False))
+    return place
+
+
+def changed(page: Path, **values: object) -> Path:
+    page.write_text(yaml.safe_dump(yaml.safe_load(page.read_text()) | values, sort_keys=False))
+    return page
+
+
+def test_all_systems_in_one_table(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    rows = compare(page, out, seeds=[0, 1])
+    assert [(row["comparison"]["system"], row["seed"]) for row in rows] == [
+        ("memory", 0), ("memory", 1), ("full", 0), ("full", 1), ("xl", 0), ("xl", 1),
+    ]  # fmt: skip
+    for row in rows:
+        assert abs(row["parameters"] / rows[0]["parameters"] - 1) < 0.02
+        assert row["train_tokens"] == pytest.approx(600, rel=0.25)  # whole batches of a text of three small documents
+        assert row["scores"]["unscored"] == 0
+        assert row["comparison"]["learning_rate"] in (1e-3, 1e-2)
+        assert row["comparison"]["tokens_per_second"] > 0
+        assert row["recipe_hash"] == ledger.hash_of(row["recipe"])
+    lengths = {row["comparison"]["system"]: row["comparison"]["attention_length"] for row in rows}
+    assert lengths == {"memory": 17, "full": 24, "xl": 16}
+    states = {row["comparison"]["system"]: row["comparison"]["state_bytes"] for row in rows}
+    assert states == {"memory": 2 * 4 * 16 * 17 + 4 * 4, "full": 2 * 4 * 16 * 24, "xl": 2 * 4 * 16 * 8 + 4 * 16 * 8 + 8}
+    table = (out / "table.md").read_text()
+    assert re.search(r"\| memory \| 2 \| [\d.]+ ± [\d.]+ \[[\d.]+, [\d.]+\] \|", table)
+    assert (out / "plot.png").stat().st_size > 10_000
+
+    def never(*arguments: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(comparison, "train", never)
+    assert compare(page, out, seeds=[0, 1]) == rows
+
+
+def test_the_search_takes_the_better_rate(page: Path, tmp_path: Path) -> None:
+    compare(changed(page, learning_rates=[1e-9, 3e-3]), tmp_path / "out", systems=["memory"])
+    found = json.loads((tmp_path / "out" / "search" / "memory.json").read_text())
+    assert found["learning_rate"] == 3e-3
+    assert found["tried"]["0.003"] < found["tried"]["1e-09"]
+
+
+def test_equal_time_gives_the_faster_more_tokens(page: Path, tmp_path: Path) -> None:
+    for name, speed in (("memory", 3000), ("full", 6000)):
+        place = tmp_path / "out" / "search" / f"{name}.json"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps({"learning_rate": 1e-3, "tokens_per_second": speed, "tried": {}}))
+    slow, fast = compare(page, tmp_path / "out", budget="time", systems=["memory", "full"])
+    assert slow["train_tokens"] == pytest.approx(1500, rel=0.1)
+    assert fast["train_tokens"] == pytest.approx(3000, rel=0.1)
+
+
+def test_mistakes_are_told(page: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match=r"unknown systems rnn; .* has memory, full, xl"):
+        compare(page, out, systems=["rnn"])
+    compare(page, out, systems=["memory"])
+    with pytest.raises(UserError, match="another recipe; give another --out"):
+        compare(changed(page, tokens=700), out)
+    with pytest.raises(UserError, match="unknown key 'tokns'"):
+        compare(changed(page, tokns=700), out)
+    with pytest.raises(UserError, match="cannot read the recipe"):
+        compare(tmp_path / "none.yaml")
+    big = {"memory": {"system": "log_memory", "slots": 9}, "xl": {"system": "transformer_xl", "mlp": 400}}
+    page.write_text(
+        yaml.safe_dump({k: v for k, v in yaml.safe_load(page.read_text()).items() if k != "tokns"}, sort_keys=False)
+    )
+    with pytest.raises(UserError, match="set its sizes alike"):
+        compare(changed(page, systems=big), tmp_path / "big")
+
+
+@pytest.mark.parametrize("recipe", ["rivals-toy", "rivals-small"])
+def test_recipes_have_every_system_at_equal_size(recipe: str) -> None:
+    plan = comparison._read(Path("recipes") / f"{recipe}.yaml")
+    assert {settings["system"] for settings in plan.systems.values()} == set(SYSTEMS)
+    sizes = {"rivals-toy": 2048, "rivals-small": 50257}
+    store = TokenStore.in_memory([[1] * 1000], sizes[recipe], 0)
+    found = comparison._contestants(plan, store)
+    for each in found:
+        assert abs(each.parameters / found[0].parameters - 1) < 0.02
