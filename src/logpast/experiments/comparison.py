@@ -117,10 +117,10 @@ def compare(
     say = Console(emoji=False, highlight=False).print
     for each in contestants:
         if systems is None or each.name in systems:
-            rate, speed = _search(plan, each, store, out, say)
+            rate, speed = _search(plan, each, out, say)
             for seed in seeds if seeds is not None else plan.seeds:
                 if not _row_of(out, each.name, seed, budget):
-                    _run_cell(plan, each, store, out, budget, seed, rate, speed, say)
+                    _run_cell(plan, each, out, budget, seed, rate, speed, say)
     rows = [row for row in _rows(out) if row["comparison"]["budget"] == budget]
     order = [each.name for each in contestants]
     rows.sort(key=lambda row: (order.index(row["comparison"]["system"]), row["seed"]))
@@ -213,13 +213,11 @@ def _state_bytes(model: LanguageModel) -> int:
     return pair * model.attention_length + 4 * model.history
 
 
-def _train_config(
-    plan: Recipe, each: Contestant, store: TokenStore, run: Path, steps: int, rate: float, seed: int
-) -> TrainConfig:
+def _train_config(plan: Recipe, each: Contestant, run: Path, steps: int, rate: float, seed: int) -> TrainConfig:
     return TrainConfig(
         run=run,
         data=DataConfig(
-            str(store.path), plan.validation, streams=plan.streams, validation_tokens=plan.validation_tokens
+            plan.train, plan.validation, plan.tokenizer, plan.streams, validation_tokens=plan.validation_tokens
         ),
         model=each.model,
         optimizer=OptimizerConfig(rate, rate / 10, warmup_steps=max(1, steps // 20)),
@@ -236,7 +234,7 @@ def _train_config(
     )
 
 
-def _search(plan: Recipe, each: Contestant, store: TokenStore, out: Path, say: Any) -> tuple[float, float]:
+def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float, float]:
     """The learning rate with the best validation loss after a short training, and tokens trained on in a second."""
     place = out / "search" / f"{each.name}.json"
     if not place.exists():
@@ -245,7 +243,7 @@ def _search(plan: Recipe, each: Contestant, store: TokenStore, out: Path, say: A
         for rate in plan.learning_rates:
             say(f"{each.name}: learning rate {rate:g}")
             run = out / "search" / f"{each.name}-{rate:g}"
-            state = train(_train_config(plan, each, store, run, steps, rate, seed=0))
+            state = train(_train_config(plan, each, run, steps, rate, seed=0))
             tried[rate] = state["best"]["nats_per_token"]
             speeds.append(_speed(run))
             remove(run)
@@ -264,15 +262,14 @@ def _speed(run: Path) -> float:
 
 
 def _run_cell(
-    plan: Recipe, each: Contestant, store: TokenStore, out: Path, budget: Budget, seed: int, rate: float, speed: float,
-    say: Any,
+    plan: Recipe, each: Contestant, out: Path, budget: Budget, seed: int, rate: float, speed: float, say: Any
 ) -> None:  # fmt: skip
     tokens = plan.tokens if budget == "tokens" else speed * plan.seconds
     steps = max(4, round(tokens / each.tokens_per_step))
     run = out / "runs" / f"{each.name}-{budget}-{seed}"
     say(f"{each.name}, seed {seed}: {steps:,} steps, learning rate {rate:g}")
     _forget_peak()
-    train(_train_config(plan, each, store, run, steps, rate, seed))
+    train(_train_config(plan, each, run, steps, rate, seed))
     peak = _peak_bytes()
     # the state of each stream follows from its beginning, so documents are scored side by side
     scores = evaluate(run, plan.test, batch_size=plan.batch_size_when_scoring, streams=plan.streams)
@@ -369,6 +366,7 @@ def _figure(group: list[dict[str, Any]], name: str, digits: int) -> str:
 def _draw(rows: list[dict[str, Any]], out: Path) -> None:
     """Left, the perplexity of each system, each seed a point; right, against what a stream's state takes."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     groups = _by_system(rows)
     figure = Figure(figsize=(12, 1.5 + 0.45 * max(6, len(groups))), layout="constrained")
@@ -381,12 +379,15 @@ def _draw(rows: list[dict[str, Any]], out: Path) -> None:
             low, high = (middle * bound / values[0] for bound in interval)
             bars.plot([low, high], [place, place], color="0.75", linewidth=6, solid_capstyle="butt", zorder=1)
         bars.plot(values, [place] * len(values), "o", color="tab:blue", markersize=4, zorder=2)
-        kept = group[0]["comparison"]["state_bytes"] / 2**20
+        kept = group[0]["comparison"]["state_bytes"] / 2**10
         states.plot(kept, middle, "o", color="tab:blue")
         states.annotate(name, (kept, middle), textcoords="offset points", xytext=(5, 4), fontsize=8)
     bars.set_yticks(range(len(groups)), list(reversed(groups)))
     bars.set(xlabel="perplexity per token (a point a seed; grey: 95 % over documents)")
-    states.set(xlabel="state of a stream at inference, MiB", ylabel="perplexity per token", xscale="log")
+    states.set(xlabel="state of a stream at inference, KiB", ylabel="perplexity per token", xscale="log")
+    states.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    states.xaxis.set_major_formatter("{x:,.0f}")
+    states.xaxis.set_minor_formatter(NullFormatter())
     for axis in (bars, states):
         axis.spines[["top", "right"]].set_visible(False)
     what = rows[0] if rows else {}
