@@ -12,6 +12,7 @@ from logpast.experiments.evaluation import evaluate
 from logpast.filters import FilterBank
 from logpast.generation import generate
 from logpast.memory import LogMemory, naive
+from logpast.models import SYSTEMS
 from logpast.training.checkpoint import find_checkpoint
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
@@ -128,6 +129,18 @@ def test_training_is_that_of_the_cpu(train_config: TrainConfig, precision: str, 
         train(config)
     cpu, gpu = ([r["loss"] for r in read_log(c.run) if "loss" in r] for c in (on_cpu, on_gpu))
     assert gpu == pytest.approx(cpu, rel=1e-4 if precision == "32-true" else 2e-2)
+
+
+@pytest.mark.parametrize("system", [name for name in SYSTEMS if name not in ("log_memory", "recent")])
+def test_rivals_train_as_on_the_cpu(train_config: TrainConfig, system: str) -> None:
+    """Compiled, and replayed with the state that they carry."""
+    sizes = {"window": 8, "layers": 2, "heads": 2, "width": 16, "segments": 2}
+    config = replace(train_config, model=SYSTEMS[system].Config(**sizes), batch_size=3)
+    on_cpu, on_gpu = replace(config, run=config.run.with_name("cpu")), replace(config, accelerator="cuda")
+    for one in (on_cpu, on_gpu):
+        train(one)
+    cpu, gpu = ([r["loss"] for r in read_log(c.run) if "loss" in r] for c in (on_cpu, on_gpu))
+    assert gpu == pytest.approx(cpu, rel=1e-3)
 
 
 def test_resuming_goes_on_with_the_optimizer(train_config: TrainConfig) -> None:

@@ -72,6 +72,14 @@ def test_the_search_takes_the_better_rate(page: Path, tmp_path: Path) -> None:
     assert found["tried"]["0.003"] < found["tried"]["1e-09"]
 
 
+def test_a_rate_that_diverges_is_passed_over(page: Path, tmp_path: Path) -> None:
+    compare(changed(page, learning_rates=[1e30, 3e-3]), tmp_path / "out", systems=["memory"])
+    found = json.loads((tmp_path / "out" / "search" / "memory.json").read_text())
+    assert list(found["tried"]) == ["0.003"]
+    with pytest.raises(UserError, match="add smaller ones"):
+        compare(changed(page, learning_rates=[1e30]), tmp_path / "none", systems=["memory"])
+
+
 def test_equal_time_gives_the_faster_more_tokens(page: Path, tmp_path: Path) -> None:
     for name, speed in (("memory", 3000), ("full", 6000)):
         place = tmp_path / "out" / "search" / f"{name}.json"

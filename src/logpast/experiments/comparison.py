@@ -25,7 +25,7 @@ from rich.table import Table
 
 from logpast.data import TokenStore, open_tokens
 from logpast.data.windows import Lanes, Streams, Windows
-from logpast.errors import UserError
+from logpast.errors import Diverged, UserError
 from logpast.experiments import ledger
 from logpast.experiments.evaluation import evaluate
 from logpast.files import make_way, remove
@@ -238,15 +238,20 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
     """The learning rate with the best validation loss after a short training, and tokens trained on in a second."""
     place = out / "search" / f"{each.name}.json"
     if not place.exists():
-        tried, speeds = {}, []
+        tried, speeds = dict[float, float](), list[float]()
         steps = max(4, round(plan.search_tokens / each.tokens_per_step))
         for rate in plan.learning_rates:
             say(f"{each.name}: learning rate {rate:g}")
             run = out / "search" / f"{each.name}-{rate:g}"
-            state = train(_train_config(plan, each, run, steps, rate, seed=0))
-            tried[rate] = state["best"]["nats_per_token"]
-            speeds.append(_speed(run))
+            try:
+                state = train(_train_config(plan, each, run, steps, rate, seed=0))
+                tried[rate] = state["best"]["nats_per_token"]
+                speeds.append(_speed(run))
+            except Diverged as error:
+                say(f"{each.name}: {error}")
             remove(run)
+        if not tried:
+            raise UserError(f"{each.name} diverged with each of learning_rates; add smaller ones")
         place.parent.mkdir(parents=True, exist_ok=True)
         best = min(tried, key=lambda rate: tried[rate])
         found = {"learning_rate": best, "tokens_per_second": statistics.median(speeds), "tried": tried}

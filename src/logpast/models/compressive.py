@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from logpast.errors import UserError
 from logpast.memory.naive import accumulation_dtype, embed
 from logpast.models.language_model import Recurrent, RecurrentConfig, State
-from logpast.models.transformer_xl import XLBlock, _shift, seen_by_each, sinusoids
+from logpast.models.transformer_xl import XLBlock, by_place, seen_by_each, sinusoids
 
 Compression = Literal["mean", "max", "conv", "dilated", "most_used"]
 
@@ -214,7 +214,7 @@ def attention_given(block: XLBlock, context: Tensor, length: int, biases: Tensor
     query = attention._by_head(attention.query(context[:, -length:]))
     key = attention._by_head(attention.key_value(context).chunk(2, dim=-1)[0])
     distances = attention._by_head(attention.distance(sinusoids(context.shape[1], context)).unsqueeze(0))
-    scores = (query + to_content) @ key.mT + _shift((query + to_distance) @ distances.mT)
+    scores = (query + to_content) @ key.mT + by_place((query + to_distance) @ distances.mT)
     scores = (scores * query.shape[-1] ** -0.5).masked_fill(~visible, -torch.inf)
     return scores.softmax(dim=-1, dtype=accumulation_dtype(scores.dtype)).mean(dim=1).sum(dim=1)
 

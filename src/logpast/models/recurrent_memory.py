@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from logpast.memory.naive import embed
 from logpast.models.language_model import Recurrent, RecurrentConfig, State
 from logpast.models.transformer import Attention, Block, KeyValueCache
-from logpast.models.transformer_xl import RelativeAttention, TransformerXL, TransformerXLConfig, _shift, sinusoids
+from logpast.models.transformer_xl import RelativeAttention, TransformerXL, TransformerXLConfig, by_place, sinusoids
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class MemoryRelativeAttention(RelativeAttention):
         by_distance = (query + to_distance) @ distances.mT * query.shape[-1] ** -0.5
         place = torch.arange(size, device=context.device)
         later = place > place[size - length :].unsqueeze(1)
-        by_key = torch.where(later, by_distance[..., -1:], _shift(by_distance))
+        by_key = torch.where(later, by_distance[..., -1:], by_place(by_distance))
         bias = by_key.masked_fill(~visible, -torch.inf)
         mixed = F.scaled_dot_product_attention(query + to_content, key, value, attn_mask=bias.to(query.dtype))
         return self.out(mixed.transpose(1, 2).flatten(2))

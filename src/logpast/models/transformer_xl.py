@@ -55,7 +55,7 @@ class RelativeAttention(nn.Module):
         key, value = (self._by_head(part) for part in self.key_value(context).chunk(2, dim=-1))
         distances = self._by_head(self.distance(sinusoids(size, context)).unsqueeze(0))
         to_content, to_distance = biases
-        by_distance = _shift((query + to_distance) @ distances.mT) * query.shape[-1] ** -0.5
+        by_distance = by_place((query + to_distance) @ distances.mT) * query.shape[-1] ** -0.5
         bias = by_distance.masked_fill(~visible, -torch.inf)
         mixed = F.scaled_dot_product_attention(query + to_content, key, value, attn_mask=bias.to(query.dtype))
         return self.out(mixed.transpose(1, 2).flatten(2))
@@ -73,7 +73,7 @@ def sinusoids(size: int, like: Tensor) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :width].to(like.dtype)
 
 
-def _shift(scores: Tensor) -> Tensor:
+def by_place(scores: Tensor) -> Tensor:
     """Scores (…, T, K) by distance, farthest first, to scores by key: row i is moved so that distance 0 is at place i.
 
     What comes to stand after a row's own place is of no meaning; causality hides it.

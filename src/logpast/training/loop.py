@@ -23,7 +23,7 @@ from torch import Tensor
 from logpast.data import TokenStore, is_store, open_tokens
 from logpast.data.windows import Batch, Batches, Lanes, Segments
 from logpast.environment import describe, revision
-from logpast.errors import UserError
+from logpast.errors import Diverged, UserError
 from logpast.files import remove, sweep, whole_or_absent
 from logpast.memory import HAS_TRITON
 from logpast.metrics import perplexity
@@ -281,7 +281,7 @@ class Run:
         """Nothing that is not a number may be reported, called best or saved."""
         if math.isfinite(loss):
             return loss
-        raise UserError(
+        raise Diverged(
             f"the loss became {loss} by step {self.done}; lower optimizer.learning_rate or lengthen "
             f"optimizer.warmup_steps (the last checkpoint is of step {self.saved})"
         )
