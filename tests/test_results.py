@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from logpast.experiments import ledger
+from logpast.experiments import comparison, ledger
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "results" / "README.md").read_text()
@@ -118,3 +118,10 @@ def test_the_fast_step_learns_the_same() -> None:
     ours, seeds = apart("fast0", "plain0"), apart("plain0", "plain1")
     assert f"{statistics.mean(ours):.4f} nats in the mean and {max(ours):.4f} at most" in PAGE
     assert f"{statistics.mean(seeds):.4f} and {max(seeds):.4f}" in PAGE
+
+
+def test_the_rivals_at_toy_size(tmp_path: Path) -> None:
+    rows = ledger.read(ROOT / "results" / "rivals-toy.jsonl")
+    comparison._write_table(rows, tmp_path, lambda table: None)
+    assert (tmp_path / "table.md").read_text() in PAGE + "\n"
+    assert len({row["trained_at_revision"] for row in rows}) == 1
