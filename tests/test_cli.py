@@ -88,7 +88,10 @@ def test_bad_values_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "run" in error_of(capsys, "train", "--data.train", "x")
 
 
-@pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+TO_TRAIN = [path for path in sorted(RECIPES.glob("*.yaml")) if not path.name.startswith("rivals-")]  # those compare
+
+
+@pytest.mark.parametrize("recipe", TO_TRAIN, ids=lambda path: path.stem)
 def test_recipes_are_whole(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parsed(monkeypatch, "--config", recipe)
     assert (config.steps is None) != (config.epochs is None)

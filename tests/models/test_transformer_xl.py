@@ -1,15 +1,17 @@
 """Transformer-XL: attention by distance, a cache without gradient, and exactly the reach that follows from it."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from logpast.data import TokenStore
 from logpast.errors import UserError
-from logpast.models import TransformerXL, TransformerXLConfig, build
+from logpast.models import TransformerXL, TransformerXLConfig, build, config_from_dict
 from logpast.models.transformer_xl import RelativeAttention, seen_by_each, sinusoids
 from logpast.scoring import score
 
@@ -162,7 +164,8 @@ def test_scoring_may_remember_more() -> None:
 def test_sizes() -> None:
     with torch.device("meta"):
         standard = build(TransformerXLConfig(mlp=2688), tokens=50257)
-        base = build(TransformerXLConfig(layers=15, mlp=2944), tokens=50257)
+        recipe = yaml.safe_load(Path("recipes/transformer-xl-base.yaml").read_text())
+        base = build(config_from_dict(recipe["model"]), tokens=50257)
     assert abs(standard.parameter_count() / 123.9e6 - 1) < 0.02
     assert abs(base.parameter_count() / 151e6 - 1) < 0.02  # what Transformer-XL base had, with its larger vocabulary
 
