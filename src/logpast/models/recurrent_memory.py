@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from logpast.memory.naive import embed
 from logpast.models.language_model import Recurrent, RecurrentConfig, State
 from logpast.models.transformer import Attention, Block, KeyValueCache
-from logpast.models.transformer_xl import RelativeAttention, TransformerXL, TransformerXLConfig, by_place, sinusoids
+from logpast.models.transformer_xl import RelativeAttention, TransformerXL, TransformerXLConfig, by_place
 
 
 @dataclass(frozen=True)
@@ -121,19 +121,11 @@ class TransformerXLRecurrentMemoryConfig(TransformerXLConfig):
 class MemoryRelativeAttention(RelativeAttention):
     """Attention by distance in which some places see later ones: those count as being at distance 0."""
 
-    def forward(self, context: Tensor, length: int, biases: Tensor, visible: Tensor) -> Tensor:
-        size = context.shape[1]
-        query = self._by_head(self.query(context[:, size - length :]))
-        key, value = (self._by_head(part) for part in self.key_value(context).chunk(2, dim=-1))
-        distances = self._by_head(self.distance(sinusoids(size, context)).unsqueeze(0))
-        to_content, to_distance = biases
-        by_distance = (query + to_distance) @ distances.mT * query.shape[-1] ** -0.5
-        place = torch.arange(size, device=context.device)
+    def of_distances(self, scores: Tensor) -> Tensor:
+        length, size = scores.shape[-2:]
+        place = torch.arange(size, device=scores.device)
         later = place > place[size - length :].unsqueeze(1)
-        by_key = torch.where(later, by_distance[..., -1:], by_place(by_distance))
-        bias = by_key.masked_fill(~visible, -torch.inf)
-        mixed = F.scaled_dot_product_attention(query + to_content, key, value, attn_mask=bias.to(query.dtype))
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        return torch.where(later, scores[..., -1:], by_place(scores))
 
 
 class TransformerXLRecurrentMemory(TransformerXL):

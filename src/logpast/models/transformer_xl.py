@@ -55,10 +55,14 @@ class RelativeAttention(nn.Module):
         key, value = (self._by_head(part) for part in self.key_value(context).chunk(2, dim=-1))
         distances = self._by_head(self.distance(sinusoids(size, context)).unsqueeze(0))
         to_content, to_distance = biases
-        by_distance = by_place((query + to_distance) @ distances.mT) * query.shape[-1] ** -0.5
+        by_distance = self.of_distances((query + to_distance) @ distances.mT) * query.shape[-1] ** -0.5
         bias = by_distance.masked_fill(~visible, -torch.inf)
         mixed = F.scaled_dot_product_attention(query + to_content, key, value, attn_mask=bias.to(query.dtype))
         return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def of_distances(self, scores: Tensor) -> Tensor:
+        """Scores (…, T, K) of distances, farthest first, to those of keys."""
+        return by_place(scores)
 
     def _by_head(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
