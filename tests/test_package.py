@@ -56,9 +56,11 @@ def test_no_arrow_runs_back_up() -> None:
 @pytest.mark.slow
 def test_the_wheel_in_a_clean_environment(tmp_path: Path) -> None:
     """With the core dependencies and nothing of the repository: every module imports, and the first commands run."""
-    constraints = Path("constraints.txt").resolve()
+    constraints = SOURCE.parents[1] / "constraints.txt"
     pip = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), "."], check=True)
+    subprocess.run(
+        [sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(SOURCE.parents[1])], check=True
+    )
     (wheel,) = tmp_path.glob("logpast-*.whl")
     with zipfile.ZipFile(wheel) as content:
         names = {name for name in content.namelist() if ".dist-info/" not in name}

@@ -359,7 +359,7 @@ def test_ctrl_c_and_a_full_disk_leave_nothing(books: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         prepare(["a.txt"], Path("out"))
     monkeypatch.undo()
-    os.chdir(books)
+    monkeypatch.chdir(books)
     monkeypatch.setattr(files, "sync", full)
     with pytest.raises(UserError, match=r"cannot write .*out: No space left on device"):
         prepare(["a.txt"], Path("out"))

@@ -13,6 +13,8 @@ from logpast.experiments import comparison, ledger
 from logpast.experiments.comparison import compare
 from logpast.models import SYSTEMS
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture
 def page(tmp_path: Path, books: Path) -> Path:
@@ -111,7 +113,7 @@ def test_mistakes_are_told(page: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["rivals-toy", "rivals-small"])
 def test_recipes_have_every_system_at_equal_size(recipe: str) -> None:
-    plan = comparison._read(Path("recipes") / f"{recipe}.yaml")
+    plan = comparison._read(ROOT / "recipes" / f"{recipe}.yaml")
     assert {settings["system"] for settings in plan.systems.values()} == set(SYSTEMS)
     sizes = {"rivals-toy": 2048, "rivals-small": 50257}
     store = TokenStore.in_memory([[1] * 1000], sizes[recipe], 0)

@@ -164,7 +164,7 @@ def test_scoring_may_remember_more() -> None:
 def test_sizes() -> None:
     with torch.device("meta"):
         standard = build(TransformerXLConfig(mlp=2688), tokens=50257)
-        recipe = yaml.safe_load(Path("recipes/transformer-xl-base.yaml").read_text())
+        recipe = yaml.safe_load((Path(__file__).parents[2] / "recipes" / "transformer-xl-base.yaml").read_text())
         base = build(config_from_dict(recipe["model"]), tokens=50257)
     assert abs(standard.parameter_count() / 123.9e6 - 1) < 0.02
     assert abs(base.parameter_count() / 151e6 - 1) < 0.02  # what Transformer-XL base had, with its larger vocabulary
