@@ -33,10 +33,10 @@ class Batch(NamedTuple):
     targets: Tensor
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(_over(part, torch.device(device)) for part in self))
+        return Batch(*_moved(self, device))
 
     def split(self, size: int) -> list[Batch]:
-        return [Batch(*parts) for parts in zip(*(part.split(size) for part in self), strict=True)]
+        return [Batch(*rows) for rows in _split(self, size)]
 
 
 class Segments(NamedTuple):
@@ -47,10 +47,18 @@ class Segments(NamedTuple):
     fresh: Tensor
 
     def to(self, device: torch.device | str) -> Segments:
-        return Segments(*(_over(part, torch.device(device)) for part in self))
+        return Segments(*_moved(self, device))
 
     def split(self, size: int) -> list[Segments]:
-        return [Segments(*parts) for parts in zip(*(part.split(size) for part in self), strict=True)]
+        return [Segments(*rows) for rows in _split(self, size)]
+
+
+def _moved(parts: tuple[Tensor, ...], device: torch.device | str) -> list[Tensor]:
+    return [_over(part, torch.device(device)) for part in parts]
+
+
+def _split(parts: tuple[Tensor, ...], size: int) -> zip[tuple[Tensor, ...]]:
+    return zip(*(part.split(size) for part in parts), strict=True)
 
 
 class Windows:
@@ -160,7 +168,32 @@ def _unsigned(ids: Tensor) -> Tensor:
     return wide & 0xFFFF if ids.dtype == torch.int16 else wide
 
 
-class Batches:
+class _Dealer:
+    """What deals out a text's windows: which they are, epoch by epoch, and where batches are made."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        window: int,
+        history: int,
+        batch_size: int,
+        seed: int,
+        streams: Streams,
+        jitter: bool,
+        device: torch.device | str,
+    ) -> None:
+        if len(store) < window:
+            raise UserError(f"{store.name} has {len(store)} tokens, less than one window of {window}; use more text")
+        self.window, self.batch_size, self.seed, self.jitter = window, batch_size, seed, jitter
+        self.device = resident(store, torch.device(device)).device
+        self._windows = lru_cache(maxsize=2)(lambda shift: Windows(store, window, history, streams, shift, device))
+        self.count = len(self._windows(int(jitter)))  # windows of an epoch: the same for every shift above 0
+
+    def _shift(self, random: np.random.Generator) -> int:
+        return 1 + int(random.integers(self.window)) if self.jitter else 0
+
+
+class Batches(_Dealer):
     """The endless sequence of training batches: a pure function of seed and step, so resuming needs no state.
 
     Epoch after epoch, all windows are shuffled and dealt out once; a batch may span the border of two epochs.
@@ -180,14 +213,9 @@ class Batches:
         jitter: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        if len(store) < window:
-            raise UserError(f"{store.name} has {len(store)} tokens, less than one window of {window}; use more text")
-        self.batch_size, self.seed, self.jitter = batch_size, seed, jitter
-        self.device = resident(store, torch.device(device)).device  # where batches are made
-        self._windows = lru_cache(maxsize=2)(lambda shift: Windows(store, window, history, streams, shift, device))
+        super().__init__(store, window, history, batch_size, seed, streams, jitter, device)
         self._order = lru_cache(maxsize=2)(self._shuffle)
-        self.window = window
-        self.windows_per_epoch = len(self._windows(int(jitter)))  # the same for every shift above 0
+        self.windows_per_epoch = self.count
 
     def at(self, step: int, part: slice = slice(None)) -> Batch:
         """Batch number `step`, counted from 0, or only the rows `part` of it (one rank's share)."""
@@ -204,11 +232,10 @@ class Batches:
     def _shuffle(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(self.windows_per_epoch)
-        shift = 1 + int(random.integers(self.window)) if self.jitter else 0
-        return shift, order
+        return self._shift(random), order
 
 
-class Lanes:
+class Lanes(_Dealer):
     """The endless sequence of training batches for a system that reads on: a function of the step alone.
 
     The text's windows are dealt to B lanes, each a stretch of it, and read in order; at the end of an epoch all lanes
@@ -230,20 +257,16 @@ class Lanes:
         jitter: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        if len(store) < window:
-            raise UserError(f"{store.name} has {len(store)} tokens, less than one window of {window}; use more text")
-        self.batch_size, self.segments, self.seed, self.jitter = batch_size, segments, seed, jitter
-        self.device = resident(store, torch.device(device)).device
-        self._windows = lru_cache(maxsize=2)(lambda shift: Windows(store, window, 0, streams, shift, device))
-        count = len(self._windows(int(jitter)))
-        self.lane = -(-count // batch_size)  # windows in each; the last may have fewer
+        super().__init__(store, window, 0, batch_size, seed, streams, jitter, device)
+        self.segments = segments
+        self.lane = -(-self.count // batch_size)  # windows in each; the last may have fewer
         self.steps_per_epoch = -(-self.lane // segments)
         self.windows_per_epoch = self.steps_per_epoch * batch_size  # in rows of a batch, as `Batches` counts
 
     def at(self, step: int, part: slice = slice(None)) -> Segments:
         """Batch number `step`, counted from 0, or only the rows `part` of it (one rank's share)."""
         epoch, step = divmod(step, self.steps_per_epoch)
-        windows = self._windows(self._shift(epoch))
+        windows = self._windows(self._shift(np.random.default_rng([self.seed, epoch])))
         rows = np.arange(self.batch_size)[part, None]
         place = step * self.segments + np.arange(self.segments)  # in the lane
         number = rows * self.lane + place
@@ -254,7 +277,3 @@ class Lanes:
         _, tokens, targets = windows.cut(located)
         shape = (*number.shape, windows.window)
         return Segments(tokens.view(shape), targets.view(shape), fresh.to(tokens.device))
-
-    def _shift(self, epoch: int) -> int:
-        random = np.random.default_rng([self.seed, epoch])
-        return 1 + int(random.integers(self._windows(1).window)) if self.jitter else 0

@@ -68,7 +68,7 @@ class LogMemory(nn.Module):
         embeddings = self._within_horizon(embeddings)
         if lengths is not None:
             embeddings = embeddings * self._real(embeddings, lengths).unsqueeze(-1)
-        with _full_precision(embeddings.device):
+        with naive.full_precision(embeddings.device):
             if self.path == "naive":
                 slots = naive.compress(self.filters, embeddings)
             else:
@@ -85,9 +85,9 @@ class LogMemory(nn.Module):
         path = self.path_for(table) if ids.numel() else "naive"
         if path == "fused" and table.dtype not in fused.DTYPES:
             raise ValueError(f"path 'fused' is for 16- and 32-bit floats, not {table.dtype}; use 'auto'")
-        if path == "fused" and torch.is_autocast_enabled(table.device.type):
-            table = table.to(torch.get_autocast_dtype(table.device.type))  # as any product would; its sums are float32
-        with _full_precision(table.device):
+        if path == "fused":
+            table = naive.in_autocast(table)  # as any product would; its sums are float32
+        with naive.full_precision(table.device):
             if path == "naive":
                 slots = naive.compress_ids(self.filters, ids, table)
             elif path == "support":
@@ -135,8 +135,3 @@ class LogMemory(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.bank}, horizon={self.bank.horizon}, path={self.path!r}"
-
-
-def _full_precision(device: torch.device) -> torch.autocast:
-    """Autocast would round the filters to bf16 on their way into the products; the memory is cheap without it."""
-    return torch.autocast(device.type, enabled=False)

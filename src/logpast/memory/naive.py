@@ -16,6 +16,17 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def in_autocast(x: Tensor) -> Tensor:
+    """In the type that products have under autocast, where that is on."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def full_precision(device: torch.device) -> torch.autocast:
+    """Keeps autocast out: filters rounded to bf16 on their way into a product would be other filters."""
+    return torch.autocast(device.type, enabled=False)
+
+
 def embed(table: Tensor, ids: Tensor) -> Tensor:
     """Rows of the table (V, d) for ids of any shape; a negative id means "no token here" and gives a zero vector."""
     return embedding(ids.clamp(min=0), table) * (ids >= 0).unsqueeze(-1)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.errors import UserError
-from logpast.memory.naive import accumulation_dtype, embed
+from logpast.memory.naive import accumulation_dtype, embed, in_autocast
 from logpast.models.language_model import Recurrent, RecurrentConfig, State
 from logpast.models.transformer_xl import XLBlock, by_place, seen_by_each, sinusoids
 
@@ -139,9 +139,7 @@ class CompressiveTransformer(Recurrent):
 
     def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
         filled, squeezed, config = state["filled"], state["squeezed"], self.config
-        x = embed(self.table.weight, tokens)
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = in_autocast(embed(self.table.weight, tokens))
         length = x.shape[1]
         # Nothing is compressed before the memory is full, so the real places of both caches lie side by side.
         visible = seen_by_each(length, config.compressed + config.memory, filled + squeezed)

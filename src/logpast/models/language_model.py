@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from logpast.errors import UserError
 from logpast.memory import HAS_TRITON
-from logpast.memory.naive import accumulation_dtype
+from logpast.memory.naive import accumulation_dtype, in_autocast
 
 if HAS_TRITON:
     from logpast.models import head
@@ -95,8 +95,8 @@ class LanguageModel(nn.Module):
         """What each target costs; -1 is not scored and costs 0."""
         rows, wanted = hidden.flatten(0, 1), targets.flatten()
         if HAS_TRITON and torch.is_grad_enabled() and rows.is_cuda and rows.dtype != torch.float64:
-            dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else rows.dtype
-            return head.nats(rows.to(dtype), self.table.weight.to(dtype), wanted).view_as(targets)
+            rows = in_autocast(rows)
+            return head.nats(rows, self.table.weight.to(rows.dtype), wanted).view_as(targets)
         size = len(rows) if torch.is_grad_enabled() else SCORED_AT_ONCE
         costs = []
         for some, theirs in zip(rows.split(size), wanted.split(size), strict=True):

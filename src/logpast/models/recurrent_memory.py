@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from logpast.memory.naive import embed
+from logpast.memory.naive import embed, in_autocast
 from logpast.models.language_model import Recurrent, RecurrentConfig, State
 from logpast.models.transformer import Attention, Block, KeyValueCache
 from logpast.models.transformer_xl import RelativeAttention, TransformerXL, TransformerXLConfig, by_place
@@ -95,8 +95,7 @@ class RecurrentMemoryTransformer(Recurrent):
         read, own, write = self.positions.weight.split([n, self.window, n])  # however long, it is written at the end
         x = torch.cat([memory, embed(self.table.weight, tokens), memory], dim=1)
         x = x + torch.cat([read, own[:length], write])
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = in_autocast(x)
         for block in self.blocks:
             x = block(x, skip=n if block is self.blocks[-1] else 0)
         hidden = self.norm(x)
@@ -160,8 +159,7 @@ class TransformerXLRecurrentMemory(TransformerXL):
     def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
         cache, filled, memory = state["memory"], state["filled"], state["memory_tokens"]
         x = torch.cat([memory, embed(self.table.weight, tokens), memory], dim=1)
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = in_autocast(x)
         n, length, remembered = memory.shape[1], tokens.shape[1], cache.shape[2]
         visible = torch.cat([cache_seen(n, length, remembered, filled), segment_seen(n, length, filled)], dim=-1)
         kept = []

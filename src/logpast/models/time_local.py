@@ -49,7 +49,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.errors import UserError
-from logpast.memory.naive import accumulation_dtype, embed
+from logpast.memory.naive import accumulation_dtype, embed, full_precision, in_autocast
 from logpast.models.language_model import Recurrent, RecurrentConfig, State
 
 CHUNK = 64  # tokens read at once: fewer project the integrators more often, more make longer rows of scores
@@ -270,16 +270,9 @@ class TimeLocalTransformer(Recurrent):
 
     def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
         """As `Recurrent` has it. One token is a step of the recurrence; more are read in parallel."""
-        x = embed(self.table.weight, tokens)
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = in_autocast(embed(self.table.weight, tokens))
         after = []
         for block, past in zip(self.blocks, state["integrators"].unbind(1), strict=True):
             x, past = block(x, tokens >= 0, past, self.timeline)
             after.append(past)
         return self.norm(x), {"integrators": torch.stack(after, dim=1)}, x.new_zeros(len(x), dtype=torch.float32)
-
-
-def full_precision(device: torch.device) -> torch.autocast:
-    """The filters' products stay out of autocast: rounded to bf16, integrators would drift from what they stand for."""
-    return torch.autocast(device.type, enabled=False)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.errors import UserError
-from logpast.memory.naive import embed
+from logpast.memory.naive import embed, in_autocast
 from logpast.models.language_model import LanguageModel, ModelConfig
 
 
@@ -123,8 +123,7 @@ class Transformer(LanguageModel):
         The result leaves the first `skip` of them out, and so does the work where they no longer matter.
         """
         x = x + self.positions.weight[start : start + x.shape[1]]
-        if torch.is_autocast_enabled(x.device.type):  # what runs through the blocks is in their arithmetic, too
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = in_autocast(x)  # what runs through the blocks is in their arithmetic, too
         for block in self.blocks:
             x = block(x, cache, skip if block is self.blocks[-1] else 0)
         return self.norm(x)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from logpast.memory.naive import embed
+from logpast.memory.naive import embed, in_autocast
 from logpast.models.language_model import Recurrent, RecurrentConfig, State
 
 
@@ -136,9 +136,7 @@ class TransformerXL(Recurrent):
 
     def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
         memory, filled = state["memory"], state["filled"]
-        x = embed(self.table.weight, tokens)
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = in_autocast(embed(self.table.weight, tokens))
         length, remembered = x.shape[1], memory.shape[2]
         visible = seen_by_each(length, remembered, filled)
         kept = []
