@@ -62,6 +62,9 @@ def test_every_verb_teaches_by_example(verb: str, capsys: pytest.CaptureFixture[
 
 def test_unknown_words_get_the_nearest_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "did you mean train" in error_of(capsys, "trian")
+    assert "did you mean paper table1" in error_of(capsys, "paper", "tabel1")
+    assert "paper what? known: paper fig1, paper figA1" in error_of(capsys, "paper")
+    assert "unknown verb 'resluts'; did you mean results" in error_of(capsys, "resluts", "pages")
     assert "did you mean --checkpoint" in error_of(capsys, "eval", "--chekpoint", "x", "--data", "y")
     assert "did you mean --model.slots" in error_of(capsys, "train", "--model.slotss", 3)
     assert "did you mean recent" in error_of(capsys, "train", "--model", "recnt")

@@ -51,7 +51,7 @@ def pages(root: Path = Path("."), check: bool = False) -> list[Path]:
 
 
 def fill(text: str, results: Path, page: str) -> str:
-    """A page with each marked place as its view has it; what differs in line breaks alone is left as it is."""
+    """A page with each marked place as its view has it; what differs in spaces alone is left as it is."""
 
     def replaced(mark: re.Match[str]) -> str:
         name, old = mark["name"], mark["text"]
@@ -59,12 +59,14 @@ def fill(text: str, results: Path, page: str) -> str:
         if BEGIN in old:
             raise UserError(f"{line}: {name!r} has no {END}")
         alone = old.startswith("\n")
-        if not alone and mark.start() == text.rfind("\n", 0, mark.start()) + 1:  # Markdown would end the paragraph here
+        if not alone and text[: mark.start()].endswith("\n"):  # Markdown would end the paragraph here
             raise UserError(f"{line}: {name!r} begins a line; put a word of its sentence before it")
         new = view(name, results, line)
-        if old.split() == new.split():
-            return mark[0]
-        return f"{BEGIN}{name} -->" + (f"\n{new}\n" if alone else new) + END
+        if alone:
+            same = [line.split() for line in old.strip().split("\n")] == [line.split() for line in new.split("\n")]
+        else:  # in a sentence, lines may be broken anywhere
+            same = old.split() == new.split()
+        return mark[0] if same else f"{BEGIN}{name} -->" + (f"\n{new}\n" if alone else new) + END
 
     if text.count(BEGIN) != text.count(END):
         raise UserError(f"{page}: {text.count(BEGIN)} places begin with {BEGIN}…, {text.count(END)} close with {END}")

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal, NamedTuple
 
 from logpast.errors import UserError
 from logpast.experiments import figures, printed
 from logpast.experiments.ledger import hash_of
-from logpast.experiments.results import Entry, read
+from logpast.experiments.results import Entry, flat, read
 from logpast.experiments.tables import Table, aligned, check_form, write
 from logpast.filters import PAPER_SPACING, paper_horizon
 
 Measure = Literal["ppl_token", "ppl_word"]
 RESULTS = Path("results")
+COLOURS = {"delta": "0.4", "k = 100": "tab:blue", "k = 150": "tab:orange", "k = 200": "tab:green"}
 
 
 def fig1(out: Path = Path("fig1.png")) -> Path:
@@ -59,32 +61,43 @@ class Series(NamedTuple):
     name: str
     about: str
     """what they were trained and scored on, and how large they are"""
-    points: dict[int, list[dict[str, Any]]]
-    """L -> the scores of its seeds"""
+    recipe: dict[str, Any]
+    points: dict[int, dict[int, dict[str, Any]]]
+    """L -> seed -> scores"""
 
-    def mean(self, slots: int, measure: str) -> float:
-        return statistics.mean(scores[measure] for scores in self.points[slots])
+    def values(self, slots: int, measure: str) -> list[float]:
+        return [scores[measure] for scores in self.points[slots].values()]
 
 
 def measured(table: printed.Sweep, results: Path) -> list[Series]:
     """Our runs that belong beside a table of the paper: its two systems and its bank, scored on its test set."""
+    if results == RESULTS and not results.is_dir():  # an installed copy has none
+        return []
     found: dict[str, Series] = {}
     for entry in read(results):
         if _belongs(entry, table):
-            recipe = entry.row["recipe"]
-            model = {name: value for name, value in recipe["model"].items() if name != "slots"}
-            key = hash_of([recipe | {"model": model, "seed": None}, entry.row["train_data"], entry.row["test_data"]])
-            name = "delta" if model["system"] == "recent" else f"k = {model['sharpness']:g}"
-            series = found.setdefault(key, Series(name, _about(entry.row, table), {}))
-            series.points.setdefault(recipe["model"]["slots"], []).append(entry.row["scores"])
-    return sorted(found.values(), key=lambda series: (series.name != "delta", series.name, series.about))
+            row, recipe = entry.row, flat(entry.row["recipe"])
+            slots, seed = recipe.pop("model.slots"), recipe.pop("seed")
+            name = "delta" if recipe["model.system"] == "recent" else _k(recipe["model.sharpness"])
+            key = hash_of([recipe, row["train_data"], row["test_data"]])
+            series = found.setdefault(key, Series(name, _about(row, table), recipe, {}))
+            series.points.setdefault(slots, {})[seed] = row["scores"]
+    told = [_told_apart(series, list(found.values())) for series in found.values()]
+    return sorted(told, key=lambda series: (series.name != "delta", series.about, series.name))
+
+
+def _told_apart(series: Series, all_series: list[Series]) -> Series:
+    """With what its recipe has that others of the same name and kind do not."""
+    alike = [other.recipe for other in all_series if other[:2] == series[:2]]
+    differing = [key for key, value in series.recipe.items() if any(other.get(key) != value for other in alike)]
+    return series._replace(name=", ".join([series.name, *(f"{key} = {series.recipe[key]}" for key in differing)]))
 
 
 def _belongs(entry: Entry, table: printed.Sweep) -> bool:
     model = entry.row.get("recipe", {}).get("model", {})
     bank = {"spacing": PAPER_SPACING, "first_peak": 1.0, "reach": 1.0}
     return (
-        entry.get("test_data.name") == f"{table.corpus}:test"
+        str(entry.get("test_data.name")).startswith(f"{table.corpus}:test")
         and entry.get("scores.accounting") == "all"
         and model["window"] == printed.WINDOW
         and model.get("slots") in {row.slots for row in table.rows}
@@ -96,13 +109,11 @@ def _belongs(entry: Entry, table: printed.Sweep) -> bool:
 
 
 def _about(row: dict[str, Any], table: printed.Sweep) -> str:
-    train, test = row["train_data"], row["test_data"]
-    low, high = table.tokens
-    part = "" if low <= test["tokens"] <= high else f" ({test['tokens']:,} tokens: not the whole official set)"
-    return (
-        f"{row['train_tokens'] / 1e6:,.3g}M tokens of {train['name']}, {row['parameters'] / 1e6:.3g}M weights, "
-        f"scored on {test['name']}{part}"
-    )
+    train, test, millions = row["train_data"]["name"], row["test_data"], row["train_tokens"] / 1e6
+    whole = table.tokens[0] <= test["tokens"] <= table.tokens[1]
+    part = "" if whole else f" ({test['tokens']:,} tokens: not the whole official set)"
+    weights = f"{row['parameters'] / 1e6:.3g}M weights"
+    return f"trained on {millions:,.3g}M tokens of {train}, {weights}, scored on {test['name']}{part}"
 
 
 def results_figure(
@@ -135,13 +146,11 @@ def results_figure(
     figure = Figure(figsize=(12, 4.6 * rows), layout="constrained")
     axes = figure.subplots(rows, 2, squeeze=False)
     for column, (table, series) in enumerate(zip(tables, ours, strict=True)):
-        _draw_printed(axes[0, column], table, measure)
-        axes[0, column].set_title("AB"[column], loc="left", fontweight="bold")
+        title = _draw_printed(axes[0, column], table, measure)
+        _dress(axes[0, column], f"{'AB'[column]}. {title}", measure)
         if rows == 2:
-            _draw_measured(axes[1, column], series, measure)
-            axes[1, column].set_title("CD"[column], loc="left", fontweight="bold")
-    for axis in axes.flat:
-        _dress(axis, measure)
+            title = _draw_measured(axes[1, column], series, measure)
+            _dress(axes[1, column], f"{'CD'[column]}. {title}", measure)
     figure.savefig(out, dpi=150)
     if not any(ours):
         print(f"no row of {results} belongs beside these tables yet: the printed values alone are drawn")
@@ -149,40 +158,42 @@ def results_figure(
     return out
 
 
-def _draw_printed(axis: Any, table: printed.Sweep, measure: Measure) -> None:
+def _draw_printed(axis: Any, table: printed.Sweep, measure: Measure) -> str:
     place = 0 if measure == "ppl_token" else 1
     across = [row.slots for row in table.rows]
     axis.plot(across, [row.delta[place] for row in table.rows], "s--", color="0.4", markersize=4, label="delta")
-    for k, colour in zip(printed.SHARPNESSES, ("tab:blue", "tab:orange", "tab:green"), strict=True):
-        axis.plot(across, [row.filters[k][place] for row in table.rows], "o-", color=colour, markersize=4, label=_k(k))
-    axis.set_title(f"as printed: {table.title.partition(',')[0]}", fontsize=9)
-    axis.legend(frameon=False, fontsize=8)
+    for k in printed.SHARPNESSES:
+        up = [row.filters[k][place] for row in table.rows]
+        axis.plot(across, up, "o-", color=COLOURS[_k(k)], markersize=4, label=_k(k))
+    return f"as printed, {table.title.partition(',')[0]}"
 
 
-def _draw_measured(axis: Any, series: list[Series], measure: Measure) -> None:
+def _draw_measured(axis: Any, series: list[Series], measure: Measure) -> str:
     """A point a seed, a line through the means; where nothing was measured, that."""
     if not series:
         axis.text(0.5, 0.5, "not measured yet", transform=axis.transAxes, ha="center", color="0.4")
-        axis.set_title("ours", fontsize=9)
-        return
+        return "ours"
     abouts = sorted({one.about for one in series})
     for one in series:
         places = sorted(one.points)
+        means = [statistics.mean(one.values(slots, measure)) for slots in places]
         label = one.name if len(abouts) == 1 else f"{one.name}: {one.about}"
-        style = "s--" if one.name == "delta" else "o-"
-        (line,) = axis.plot(places, [one.mean(slots, measure) for slots in places], style, markersize=4, label=label)
+        style = "s--" if one.name.startswith("delta") else "o-"
+        (line,) = axis.plot(places, means, style, color=COLOURS.get(label), markersize=4, label=label)
         for slots in places:
-            values = [scores[measure] for scores in one.points[slots]]
-            axis.plot([slots] * len(values), values, "o", color=line.get_color(), markersize=2.5)
-    axis.set_title("ours, smaller scale" + (f":\n{abouts[0]}" if len(abouts) == 1 else ""), fontsize=9)
-    axis.legend(frameon=False, fontsize=8)
+            for value in one.values(slots, measure):
+                axis.plot(slots, value, "o", color=line.get_color(), markersize=2.5)
+    return "ours, smaller scale" + (f": {abouts[0]}" if len(abouts) == 1 else "")
 
 
-def _dress(axis: Any, measure: Measure) -> None:
+def _dress(axis: Any, title: str, measure: Measure) -> None:
     """L along the bottom, τ*max of each along the top."""
     places = [row.slots for row in printed.sweep("A1").rows]
     unit = "token" if measure == "ppl_token" else "word"
     axis.set(xlabel="number of filters L", ylabel=f"test perplexity per {unit}", xlim=(3, 55))
+    axis.set_title(fill(title, 85), loc="left", fontsize=9)
+    if axis.lines:
+        axis.legend(frameon=False, fontsize=8)
     axis.set_xticks(places)
     top = axis.secondary_xaxis("top")
     top.set_xticks(places, [f"{paper_horizon(slots):,}" for slots in places], fontsize=7)
@@ -266,11 +277,10 @@ def _give_sweep(name: str, out: Path | None, results: Path) -> Table:
          *(_mean_pair(one, row.slots) for one in series)]
         for row in table.rows
     ]  # fmt: skip
-    heads = ["L", "delta", "τ*max", *(f"k = {k}" for k in printed.SHARPNESSES)]
-    heads += [f"ours{_mark(number)} {one.name}" for number, one in enumerate(series, 1)]
-    notes = [f"{_mark(number)} {one.about}" for number, one in enumerate(series, 1)]
-    notes = ["ours: smaller scale, every token counted, means over seeds", *notes] if notes else []
-    return _give(Table(heads, rows, table.title, notes), out)
+    heads = ["L", "delta", "τ*max", *map(_k, printed.SHARPNESSES)]
+    heads += [f"ours {one.name}{_mark(one, series)}" for one in series]
+    scale = ["ours: smaller scale, every token counted, means over seeds"] if series else []
+    return _give(Table(heads, rows, table.title, [*scale, *_abouts(series)]), out)
 
 
 def ours(name: str, results: Path) -> Table | None:
@@ -282,13 +292,19 @@ def ours(name: str, results: Path) -> Table | None:
         [str(slots), f"{paper_horizon(slots):,}", *(_mean_pair(one, slots) for one in series)]
         for slots in sorted({slots for one in series for slots in one.points})
     ]
-    notes = [f"{_mark(number)} {one.about}" for number, one in enumerate(series, 1)]
-    heads = ["L", "τ*max", *(f"{one.name}{_mark(number)}" for number, one in enumerate(series, 1))]
-    return Table(heads, rows, printed.sweep(name).title, notes)
+    heads = ["L", "τ*max", *(f"{one.name}{_mark(one, series)}" for one in series)]
+    return Table(heads, rows, printed.sweep(name).title, _abouts(series))
 
 
-def _mark(number: int) -> str:
-    return "".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(number))
+def _abouts(series: list[Series]) -> list[str]:
+    """What each kind of runs was trained and scored on, as notes."""
+    kinds = dict.fromkeys(one.about for one in series)
+    return [f"{'¹²³⁴⁵⁶⁷⁸⁹'[number % 9]} {about}" for number, about in enumerate(kinds)]
+
+
+def _mark(one: Series, series: list[Series]) -> str:
+    """The sign of the note that tells of it."""
+    return next(note[0] for note in _abouts(series) if note[2:] == one.about)
 
 
 def _pair(cell: printed.Cell) -> str:
@@ -298,8 +314,8 @@ def _pair(cell: printed.Cell) -> str:
 def _mean_pair(series: Series, slots: int) -> str:
     if slots not in series.points:
         return ""
+    pair = "/".join(f"{statistics.mean(series.values(slots, name)):.2f}" for name in ("ppl_token", "ppl_word"))
     seeds = len(series.points[slots])
-    pair = f"{series.mean(slots, 'ppl_token'):.2f}/{series.mean(slots, 'ppl_word'):.2f}"
     return pair + (f" ({seeds} seeds)" if seeds > 1 else "")
 
 
@@ -343,8 +359,8 @@ def accounting_table() -> Table:
     return Table(heads, rows, title, _notes(*sweeps))
 
 
-def _k(sharpness: int) -> str:
-    return f"k = {sharpness}"
+def _k(sharpness: float) -> str:
+    return f"k = {sharpness:g}"
 
 
 def _account(table: printed.Sweep, row: printed.Row) -> list[str]:

@@ -29,6 +29,7 @@ COLUMNS = {
     "corpus": "corpus", "tokens": "train_tokens", "seed": "seed", "ppl_token": "scores.ppl_token",
     "ppl_word": "scores.ppl_word", "bits_per_byte": "scores.bits_per_byte", "revision": "revision",
 }  # fmt: skip
+ORDER = ("corpus", "system", "L", "k", "seed")
 DIGITS = {"ppl_token": 2, "ppl_word": 1, "bits_per_byte": 4}
 WIDEST = 34  # characters of a cell
 
@@ -104,16 +105,16 @@ def results(
 
 
 def read(folder: Path) -> list[Entry]:
-    """All rows of a results folder: ledgers first, each in the order of system, L, k and seed."""
+    """All rows of a results folder: ledgers first, each in ORDER."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder} here; run this where the checkout is, or give --folder")
+        raise UserError(f"there is no folder {folder} here; run this where the checkout is, or name another")
     runs, measured = list[Entry](), list[Entry]()
     for file in sorted(folder.glob("*.jsonl")):
         for row in ledger.read(file):
             (runs if _is_run(row) else measured).append(_entry(file.stem, "" if _is_run(row) else file.name, row))
     for file in sorted(folder.glob("*.json")):
         measured += _benchmark(file)
-    runs.sort(key=lambda entry: [str(entry.file), *(_sortable(entry.get(c)) for c in ("system", "L", "k", "seed"))])
+    runs.sort(key=lambda entry: [str(entry.file), *(_sortable(entry.get(c)) for c in ORDER)])
     return runs + measured
 
 

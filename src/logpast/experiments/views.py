@@ -62,7 +62,7 @@ def _demo_text(results: Path) -> str:
     return markdown(Table(heads, [*rows, ["mean (standard deviation over seeds)", *means, apart, ""]]))
 
 
-def _topics(results: Path) -> tuple[dict[str, float], dict[str, list[float]]]:
+def topics(results: Path) -> tuple[dict[str, float], dict[str, list[float]]]:
     """The two optima, and the nats per token of each system's seeds."""
     scores = _scores(results, "demo-topics")
     nats = {system: [math.log(one["ppl_token"]) for one in group] for system, group in scores.items()}
@@ -70,7 +70,7 @@ def _topics(results: Path) -> tuple[dict[str, float], dict[str, list[float]]]:
 
 
 def _demo_topics(results: Path) -> str:
-    optima, nats = _topics(results)
+    optima, nats = topics(results)
     seeds = len(nats["recent"])
 
     def trained(name: str, system: str) -> list[str]:
@@ -89,7 +89,7 @@ def _demo_topics(results: Path) -> str:
 
 
 def _demo_summary(results: Path) -> str:
-    text, (optima, nats) = _scores(results, "demo-text"), _topics(results)
+    text, (optima, nats) = _scores(results, "demo-text"), topics(results)
     above = {s: statistics.mean(nats[s]) - optima["optimum_given_recent"] for s in ("log_memory", "recent")}
     chapters = text["recent"][0]["documents"]
     rows = [
@@ -197,6 +197,13 @@ def _paper_all_counted(results: Path) -> str:
     return f"{best.word:.2f} would read {printed.if_all_counted(table, best.raw):.2f} on all {table.words:,} words"
 
 
+def _paper_line_ends(results: Path) -> str:
+    table = printed.sweep("A1")
+    row = table.rows[-1]
+    best, control = (printed.if_all_counted(table, cell.raw, line_ends=True) for cell in (row.best[1], row.delta))
+    return f"it would read {best:.2f}, and the control's {row.delta.word:.2f} would read {control:.2f}"
+
+
 def _accounting(results: Path) -> str:
     return markdown(paper.accounting_table())
 
@@ -227,6 +234,7 @@ VIEWS: dict[str, Callable[[Path], str]] = {
     "rivals-toy": _rivals_toy,
     "paper-best": _paper_best,
     "paper-all-counted": _paper_all_counted,
+    "paper-line-ends": _paper_line_ends,
     "accounting": _accounting,
     "ours": _ours,
 }
