@@ -89,10 +89,11 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        width = max(map(len, VERBS))
-        print(
-            OVERVIEW.format(version=__version__, verbs="\n".join(f"  {n:{width}}  {v.about}" for n, v in VERBS.items()))
-        )
+        print(OVERVIEW.format(version=__version__, verbs=_listed(list(VERBS))))
+        return 0
+    group = _group(argv[0])
+    if group and argv[0] not in VERBS and argv[1:] in ([], ["-h"], ["--help"]):
+        print(_listed(group))
         return 0
     if argv[0] == "--version":
         print(__version__)
@@ -125,11 +126,19 @@ def _verb_in(argv: list[str]) -> str:
     for name in (" ".join(argv[:2]), argv[0]):
         if name in VERBS:
             return name
-    group = [name for name in VERBS if name.startswith(f"{argv[0]} ")]
-    if group and len(argv) == 1:
-        raise UserError(f"{argv[0]} what? known: {', '.join(group)}")
+    group = _group(argv[0])
     name = " ".join(argv[:2]) if group else argv[0]
     raise UserError(f"unknown verb {name!r}; {_nearest(name, group or list(VERBS))}")
+
+
+def _group(word: str) -> list[str]:
+    """The verbs of two words that begin with this one."""
+    return [name for name in VERBS if name.startswith(f"{word} ")]
+
+
+def _listed(names: list[str]) -> str:
+    width = max(map(len, names))
+    return "\n".join(f"  {name:{width}}  {VERBS[name].about}" for name in names)
 
 
 def _parser(name: str, function: Callable[..., Any]) -> ArgumentParser:

@@ -58,6 +58,18 @@ def test_figures_are_drawn(tmp_path: Path, ledger: Path, capsys: pytest.CaptureF
     assert "printed values alone" in capsys.readouterr().out
 
 
+def test_figure_a1_goes_on_where_figure_1_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.figure
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    paper.fig1(tmp_path / "1.png")
+    paper.fig_a1(tmp_path / "a1.png")
+    assert ["".join(axis.get_title("left") for axis in figure.axes) for figure in drawn] == ["ABC", "DEFGHI"]
+    sharpness = [axis.get_ylabel().partition("k = ")[2] for figure in drawn for axis in figure.axes[::3]]
+    assert sharpness == ["50", "10", "100"]
+
+
 def test_results_figure_draws_what_is_printed_and_what_was_measured(
     tmp_path: Path, ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,17 +93,17 @@ def test_results_figure_draws_what_is_printed_and_what_was_measured(
 def test_only_what_belongs_stands_beside_the_table(ledger: Path) -> None:
     table = printed.sweep("A1")
     for entry in (
-        row(5, 100, 0, 1.0, test_data={"name": "wikitext103:validation", "tokens": 1}),
-        row(5, 100, 0, 1.0, model={"window": 128}),
-        row(5, 100, 0, 1.0, model={"reach": 3.0}),
-        row(6, 100, 0, 1.0),
-        row(5, 100, 0, 1.0, model={"system": "transformer_xl"}),
-        row(5, 100, 0, 1.0, scores={"accounting": "paper", "ppl_token": 1.0, "ppl_word": 1.0, "bits_per_byte": 1.0}),
+        row(5, 100, 9, 1.0, test_data={"name": "wikitext103:validation", "tokens": 1}),
+        row(5, 100, 9, 1.0, model={"window": 128}),
+        row(5, 100, 9, 1.0, model={"reach": 3.0}),
+        row(6, 100, 9, 1.0),
+        row(5, 100, 9, 1.0, model={"system": "transformer_xl"}),
+        row(5, 100, 9, 1.0, scores={"accounting": "paper", "ppl_token": 1.0, "ppl_word": 1.0, "bits_per_byte": 1.0}),
     ):
         append(ledger / "other.jsonl", entry)
     found = paper.measured(table, ledger)
     assert {one.name: sorted(one.points) for one in found} == {"delta": [5, 53], "k = 100": [5], "k = 200": [53]}
-    assert found[0].values(5, "ppl_token") == [40.0, 41.0]
+    assert [one.values(5, "ppl_token") for one in found[:2]] == [[40.0, 41.0], [38.0]]
     assert paper.measured(printed.sweep("A2"), ledger) == []
 
 
