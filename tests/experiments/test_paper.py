@@ -86,7 +86,7 @@ def test_results_figure_draws_what_is_printed_and_what_was_measured(
     means = {line.get_label(): line.get_xydata().tolist() for line in ours.lines}
     assert means["delta"] == [[5, 40.5], [53, 39.0]]
     assert means["k = 100"] == [[5, 38.0]]
-    assert "49M tokens of wiki22k:train" in ours.get_title("left").replace("\n", " ")
+    assert "49.0M tokens of wiki22k:train" in ours.get_title("left").replace("\n", " ")
     assert [text.get_text() for text in none.texts] == ["not measured yet"]
 
 
@@ -133,7 +133,7 @@ def test_tables_in_three_forms(tmp_path: Path, ledger: Path, capsys: pytest.Capt
     assert json.loads((tmp_path / "a2.json").read_text())["rows"][10]["k = 200"] == "17.82/79.40"
     paper.table1(tmp_path / "1.md")
     assert "| Scale-Invariant Compression Filters | 124M | 309 | 23.56 | 26.73 † |" in (tmp_path / "1.md").read_text()
-    assert "trained on 49M tokens of wiki22k:train, 124M weights" in capsys.readouterr().out
+    assert "trained on 49.0M tokens of wiki22k:train, 124M weights" in capsys.readouterr().out
 
 
 def test_tables_without_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

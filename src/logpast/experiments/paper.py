@@ -9,17 +9,15 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from logpast.errors import UserError
 from logpast.experiments import figures, printed
-from logpast.experiments.ledger import hash_of
-from logpast.experiments.results import Entry, flat, read
+from logpast.experiments.measured import RESULTS, Series, k_equals, measured
 from logpast.experiments.tables import Table, aligned, check_form, write
-from logpast.filters import PAPER_SPACING, paper_horizon
+from logpast.filters import paper_horizon
 
 Measure = Literal["ppl_token", "ppl_word"]
-RESULTS = Path("results")
 COLOURS = {"delta": "0.4", "k = 100": "tab:blue", "k = 150": "tab:orange", "k = 200": "tab:green"}
 
 
@@ -53,67 +51,6 @@ def fig_a1(out: Path = Path("figA1.png")) -> Path:
         Where the picture is.
     """
     return figures.draw_rows(out, [10.0, 100.0], first_panel=3)
-
-
-class Series(NamedTuple):
-    """Runs of ours that differ in L and seed alone."""
-
-    name: str
-    about: str
-    """what they were trained and scored on, and how large they are"""
-    recipe: dict[str, Any]
-    points: dict[int, dict[int, dict[str, Any]]]
-    """L -> seed -> scores"""
-
-    def values(self, slots: int, measure: str) -> list[float]:
-        return [scores[measure] for scores in self.points[slots].values()]
-
-
-def measured(table: printed.Sweep, results: Path) -> list[Series]:
-    """Our runs that belong beside a table of the paper: its two systems and its bank, scored on its test set."""
-    if results == RESULTS and not results.is_dir():  # an installed copy has none
-        return []
-    found: dict[str, Series] = {}
-    for entry in read(results):
-        if _belongs(entry, table):
-            row, recipe = entry.row, flat(entry.row["recipe"])
-            slots, seed = recipe.pop("model.slots"), recipe.pop("seed")
-            name = "delta" if recipe["model.system"] == "recent" else _k(recipe["model.sharpness"])
-            key = hash_of([recipe, row["train_data"], row["test_data"]])
-            series = found.setdefault(key, Series(name, _about(row, table), recipe, {}))
-            series.points.setdefault(slots, {})[seed] = row["scores"]
-    told = [_told_apart(series, list(found.values())) for series in found.values()]
-    return sorted(told, key=lambda series: (series.name != "delta", series.about, series.name))
-
-
-def _told_apart(series: Series, all_series: list[Series]) -> Series:
-    """With what its recipe has that others of the same name and kind do not."""
-    alike = [other.recipe for other in all_series if other[:2] == series[:2]]
-    differing = [key for key, value in series.recipe.items() if any(other.get(key) != value for other in alike)]
-    return series._replace(name=", ".join([series.name, *(f"{key} = {series.recipe[key]}" for key in differing)]))
-
-
-def _belongs(entry: Entry, table: printed.Sweep) -> bool:
-    model = entry.row.get("recipe", {}).get("model", {})
-    bank = {"spacing": PAPER_SPACING, "first_peak": 1.0, "reach": 1.0}
-    return (
-        str(entry.get("test_data.name")).startswith(f"{table.corpus}:test")
-        and entry.get("scores.accounting") == "all"
-        and model["window"] == printed.WINDOW
-        and model.get("slots") in {row.slots for row in table.rows}
-        and (
-            model["system"] == "recent"
-            or (model["system"] == "log_memory" and all(model[name] == value for name, value in bank.items()))
-        )
-    )
-
-
-def _about(row: dict[str, Any], table: printed.Sweep) -> str:
-    train, test, millions = row["train_data"]["name"], row["test_data"], row["train_tokens"] / 1e6
-    whole = table.tokens[0] <= test["tokens"] <= table.tokens[1]
-    part = "" if whole else f" ({test['tokens']:,} tokens: not the whole official set)"
-    weights = f"{row['parameters'] / 1e6:.3g}M weights"
-    return f"trained on {millions:,.3g}M tokens of {train}, {weights}, scored on {test['name']}{part}"
 
 
 def results_figure(
@@ -164,7 +101,7 @@ def _draw_printed(axis: Any, table: printed.Sweep, measure: Measure) -> str:
     axis.plot(across, [row.delta[place] for row in table.rows], "s--", color="0.4", markersize=4, label="delta")
     for k in printed.SHARPNESSES:
         up = [row.filters[k][place] for row in table.rows]
-        axis.plot(across, up, "o-", color=COLOURS[_k(k)], markersize=4, label=_k(k))
+        axis.plot(across, up, "o-", color=COLOURS[k_equals(k)], markersize=4, label=k_equals(k))
     return f"as printed, {table.title.partition(',')[0]}"
 
 
@@ -277,7 +214,7 @@ def _give_sweep(name: str, out: Path | None, results: Path) -> Table:
          *(_mean_pair(one, row.slots) for one in series)]
         for row in table.rows
     ]  # fmt: skip
-    heads = ["L", "delta", "τ*max", *map(_k, printed.SHARPNESSES)]
+    heads = ["L", "delta", "τ*max", *map(k_equals, printed.SHARPNESSES)]
     heads += [f"ours {one.name}{_mark(one, series)}" for one in series]
     scale = ["ours: smaller scale, every token counted, means over seeds"] if series else []
     return _give(Table(heads, rows, table.title, [*scale, *_abouts(series)]), out)
@@ -353,14 +290,10 @@ def accounting(out: Path | None = None) -> Table:
 def accounting_table() -> Table:
     sweeps = [printed.sweep("A1"), printed.sweep("A2")]
     rows = [_account(sweep, row) for sweep in sweeps for row in sweep.rows]
-    heads = ["table", "L", "left out", "formula", "mean k", "apart", "delta", *map(_k, printed.SHARPNESSES),
+    heads = ["table", "L", "left out", "formula", "mean k", "apart", "delta", *map(k_equals, printed.SHARPNESSES),
              "delta: word → all", "best k: word → all"]  # fmt: skip
     title = "ln(per-word)/ln(raw) of Tables A1 and A2: as printed, and by the formula of logpast.metrics.paper_span"
     return Table(heads, rows, title, _notes(*sweeps))
-
-
-def _k(sharpness: float) -> str:
-    return f"k = {sharpness:g}"
 
 
 def _account(table: printed.Sweep, row: printed.Row) -> list[str]:
@@ -374,7 +307,7 @@ def _account(table: printed.Sweep, row: printed.Row) -> list[str]:
         table.name, str(row.slots), f"{left_out:,} ({left_out / table.tokens[0]:.2%})", f"{formula:.4f}",
         f"{mean:.4f}", f"{mean - formula:+.6f}", *ratios,
         f"{row.delta.word:.2f} → {printed.if_all_counted(table, row.delta.raw):.{digits}f}",
-        f"{best.word:.2f} → {printed.if_all_counted(table, best.raw):.{digits}f} ({_k(k)})",
+        f"{best.word:.2f} → {printed.if_all_counted(table, best.raw):.{digits}f} ({k_equals(k)})",
     ]  # fmt: skip
 
 
