@@ -138,22 +138,21 @@ def analyze(
     with meter("analyzing", _work(model, rival, len(store), some, finest)) as progress:
         passes = Passes(store, streams, batch_size, place, precision, progress)
         frequent = _counted(found, store, counts, cache, progress)
-        result = {
-            "format": FORMAT,
-            "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "logpast": __version__,
-            "revision": revision(),
-            "hardware": describe(place),
-            "data": store.identity | {"documents": len(store.documents)},
-            "settings": settings,
-            "model": _identity(found, model, store),
-            "control": _identity(other, rival, store) if other and rival else None,
-            **_of_tokens(passes, model, rival, frequent),
-            **_of_the_past(passes, model, some, seed),
-            "stride": _strides(passes, model, rival, some, finest),
-        }
-    result["seconds"] = round(time.monotonic() - started, 1)
-    result = metrics.jsonable(_rounded(result))
+        parts = _of_tokens(passes, model, rival, frequent) | _of_the_past(passes, model, some, seed)
+        parts["stride"] = _strides(passes, model, rival, some, finest)
+    about = {
+        "format": FORMAT,
+        "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "logpast": __version__,
+        "revision": revision(),
+        "hardware": describe(place),
+        "seconds": round(time.monotonic() - started, 1),
+        "data": store.identity | {"documents": len(store.documents)},
+        "settings": settings,
+        "model": _identity(found, model, store),
+        "control": _identity(other, rival, store) if other and rival else None,
+    }
+    result = metrics.jsonable(about | _rounded(parts))
     _write(out, result, passes.nats, precision)
     _report(result, out)
     return result

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import html
+import math
 from typing import Any
 
 from logpast.experiments.page import COLOURS, picture, table, wrapped
 
 Part = dict[str, Any]
 
+RARE = 0.001  # bins with a smaller share of the tokens have intervals that would dwarf the others
+SHARES = "Above: the share of the tokens in each bin."
+LEFT_OUT = "Bins with less than a thousandth of the tokens are only in analysis.json."
 WAYS = {"cut": ("cut off beyond lag d", "#b3282d", "o"), "shuffled": ("shuffled beyond lag d", "#c98a1b", "s")}
 
 
@@ -70,56 +74,55 @@ def _position(part: Part, model: Part) -> str:
     _plain_log(left, seen[-1])
     left.legend(frameon=False)
     if right:
-        _bars(right, [_span(a + 1, b + 1) for a, b in _spans(binned)], binned["gain"])
+        _bars(right, [_span(a + 1, b + 1) for a, b in _spans(binned)], binned["gain"], _shares(binned))
         right.set(xlabel="tokens of the window in sight (position + 1)", ylabel="gain, nats per token")
     text = (
         f"The mean over all tokens that stand at each of the {model['window']:,} positions of their window. At "
         "position 0 the model sees a single token as it is, and the slots; at the last one the whole window. "
     )
-    text += "Right: the gain, by positions taken together in doubling bins." if right else ""
+    text += f"Right: the gain, by positions taken together in doubling bins. {SHARES}" if right else ""
     return _section("Loss by position in the window", figure, text)
 
 
 def _frequency(part: Part) -> str:
     figure, left, right = _panels("gain" in part)
-    labels = [_span(a, b) for a, b in _spans(part)]
+    shown = [i for i, share in enumerate(_shares(part)) if share >= RARE]
+    labels = [_span(part["from"][i], part["to"][i]) for i in shown]
     for name in ("model", "control"):
         if name in part:
-            _curve(left, range(len(labels)), part[name]["nats"], part[name]["interval"], name, marker="o")
+            column = _chosen(part[name], shown)
+            _curve(left, range(len(labels)), column["nats"], column["interval"], name, marker="o")
     _ticks(left, labels)
     left.set(xlabel="occurrences of the token", ylabel="nats per token")
     left.legend(frameon=False)
     if right:
-        _bars(right, labels, part["gain"])
+        _bars(right, labels, _chosen(part["gain"], shown), [_shares(part)[i] for i in shown])
         right.set(xlabel="occurrences of the token", ylabel="gain, nats per token")
     return _section(
         "Loss by frequency",
         figure,
         f"Tokens in bins by how often they occur among the {part['counted_tokens']:,} tokens of "
-        f"{html.escape(part['counted_in'])}; rare ones on the left. Most tokens of a text are on the right "
-        f"({max(part['tokens']) / sum(part['tokens']):.0%} of these in one bin).",
+        f"{html.escape(part['counted_in'])}; rare ones on the left. {SHARES if right else ''} {LEFT_OUT}",
     )
 
 
 def _last_seen(part: Part, model: Part, control: Part | None) -> str:
     where, lags = part["where"], part["by_lag"]
-    order = sorted(range(len(lags["from"])), key=lambda i: (lags["from"][i] < 0, lags["from"][i]))  # never comes last
+    shares = _shares(lags)
+    order = [i for i, share in enumerate(shares) if share >= RARE]
+    order.sort(key=lambda i: (lags["from"][i] < 0, lags["from"][i]))  # never comes last
     special = {-1: "never", 0: "in the\nwindow"}
     labels = [special.get(lags["from"][i], _span(lags["from"][i], lags["to"][i])) for i in order]
     side = "gain" if "gain" in lags else "model"
     figure, axis, _ = _panels(False)
-    _bars(axis, labels, {name: [lags[side][name][i] for i in order] for name in ("nats", "interval")})
+    _bars(axis, labels, _chosen(lags[side], order), [shares[i] for i in order])
     what = "gain, nats per token" if side == "gain" else "nats per token"
     axis.set(xlabel="how far before the window the token last occurred (lag)", ylabel=what)
-    sights = {"model's history": model["history"], "control's": control["history"] if control else 0}
+    sights = {"model's history": model["history"], "control's sight": control["history"] if control else 0}
     for label, reach in sights.items():
-        if reach:
-            edge = sum(0 <= lags["from"][i] <= reach for i in order) - 0.5
-            axis.axvline(edge, color="0.4", linestyle=":", linewidth=1)
-            axis.annotate(
-                f"{label} ends", (edge, 0.99), xycoords=("data", "axes fraction"), rotation=90, ha="right", va="top",
-                fontsize=8, color="0.3",
-            )  # fmt: skip
+        for place, i in enumerate(order):
+            if 0 < lags["from"][i] <= reach <= lags["to"][i]:
+                _mark(axis, place - 0.5 + math.log2((reach + 1) / lags["from"][i]), f"{label} ends")
     total = sum(where["tokens"])
     head = ["the token last occurred", "tokens", "model"]
     head += ["control", "gain", "of all gain"] if side == "gain" else []
@@ -133,7 +136,8 @@ def _last_seen(part: Part, model: Part, control: Part | None) -> str:
         "Loss by where the token last occurred",
         figure,
         "A long memory should pay for tokens that occurred before the window and not in it. Each token is put into the "
-        "bin of its latest earlier occurrence in the stream, counted back from the start of the window.",
+        f"bin of its latest earlier occurrence in the stream, counted back from the start of the window. {SHARES} "
+        f"{LEFT_OUT}",
         table(head, rows),
     )
 
@@ -186,10 +190,17 @@ def _lags(part: Part, model: Part) -> str:
         f"The {model['history']:,} tokens before each window are left as they are up to lag d; those farther back are "
         "taken away (no token: a zero vector) or put into random order, and the loss of "
         f"{part['tokens']:,} tokens rises by so much. At d = 0 all of the past is changed. {' '.join(sentences)} Cut "
-        "off, slots that look beyond d are empty, which a model knows only from the first windows of a stream; "
-        "shuffled, they hold the words of the past and no order, so that this curve alone shows what nearness is "
-        f"worth ({part['permutations']} seeded orders, dealt to windows by their ids). Intervals: {part['intervals']}.",
+        "off, slots that look beyond d are empty, which a model knows only from the first windows of a stream. "
+        "Shuffled, they hold the same words in no order: that curve is what order is worth, and what lies between the "
+        f"two is more like the worth of the words alone ({part['permutations']} seeded orders, dealt to windows by "
+        f"their ids). Intervals: {part['intervals']}.",
     )
+
+
+def _mark(axis: Any, place: float, label: str) -> None:
+    axis.axvline(place, color="0.4", linestyle=":", linewidth=1)
+    how = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 8, "color": "0.3"}
+    axis.annotate(label, (place, 0.99), xycoords=("data", "axes fraction"), **how)
 
 
 def _told_apart(part: Part, way: str) -> str:
@@ -201,9 +212,10 @@ def _told_apart(part: Part, way: str) -> str:
         return f"{action} any of it raises the loss by no more than chance."
     if changed[-1] + 1 == len(part["lag"]):
         return ""
-    worth = _signed_one(part[way]["increase"][0], intervals[0])
+    costs = [_signed_one(part[way]["increase"][i], intervals[i]) for i in (0, changed[-1])]
     last, first = part["lag"][changed[-1]], part["lag"][changed[-1] + 1]
-    return f"{action} all of it costs {worth}; beyond lag {last:,} more than chance, beyond {first:,} no longer."
+    text = f"{action} all of it costs {costs[0]}, what lies beyond lag {last:,} still {costs[1]}"
+    return text + ("." if first == part["lag"][-1] else f", beyond lag {first:,} no more than chance.")
 
 
 def _stride(part: Part) -> str:
@@ -272,7 +284,11 @@ def _curve(
     axis.fill_between(x, *bounds, color=colour, alpha=0.18, linewidth=0)
 
 
-def _bars(axis: Any, labels: list[str], column: Part) -> None:
+def _bars(axis: Any, labels: list[str], column: Part, shares: list[float]) -> None:
+    for place, share in enumerate(shares):
+        text = f"{share:.0%}" if share >= 0.01 else "<1%"
+        at = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+        axis.annotate(text, (place, 1.0), fontsize=7, color="0.45", **at)
     low, high = _errors(column["nats"], column["interval"])
     axis.bar(range(len(labels)), column["nats"], color=COLOURS["memory"], alpha=0.75, width=0.75)
     axis.errorbar(range(len(labels)), column["nats"], [low, high], fmt="none", ecolor="0.15", elinewidth=1, capsize=2)
@@ -304,6 +320,14 @@ def _plain_log(axis: Any, last: float, first: float = 1) -> None:
         ticks, labels = [first, *ticks], ["0", *labels]
     axis.set_xticks(ticks, labels)
     axis.minorticks_off()
+
+
+def _shares(part: Part) -> list[float]:
+    return [tokens / sum(part["tokens"]) for tokens in part["tokens"]]
+
+
+def _chosen(column: Part, places: list[int]) -> Part:
+    return {name: [column[name][i] for i in places] for name in ("nats", "interval")}
 
 
 def _spans(part: Part) -> list[tuple[int, int]]:
