@@ -267,7 +267,7 @@ def _of_the_past(passes: Passes, model: LanguageModel, some: int, seed: int) -> 
         why = (
             "this model has no slots: what it knows of the past is the window alone"
             if isinstance(model, Transformer)
-            else "this model carries a state from segment to segment: it has no slots, and is shown no history"
+            else "this model carries a state from segment to segment: no slots or history stand before its window"
         )
         return {"slots": {"absent": why}, "lags": {"absent": why}}
     whole = passes.nats["model"][:some]

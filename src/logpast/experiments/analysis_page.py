@@ -67,9 +67,11 @@ def _position(part: Part, model: Part) -> str:
     each, binned = part["each"], part["binned"]
     seen = [position + 1 for position in range(len(each["tokens"]))]
     figure, left, right = _panels("gain" in each)
+    middles = [math.sqrt((first + 1) * (last + 1)) for first, last in _spans(binned)]
     for name in ("model", "control"):
-        if name in each:
-            _curve(left, seen, each[name]["nats"], each[name]["interval"], name)
+        if name in each:  # a dot is noisy where positions are many: the line goes through the bins
+            left.plot(seen, each[name]["nats"], ".", color=_colour(name), alpha=0.35, markersize=3)
+            _curve(left, middles, binned[name]["nats"], binned[name]["interval"], name, marker="o")
     left.set(xscale="log", xlabel="tokens of the window in sight (position + 1)", ylabel="nats per token")
     _plain_log(left, seen[-1])
     left.legend(frameon=False)
@@ -77,10 +79,11 @@ def _position(part: Part, model: Part) -> str:
         _bars(right, [_span(a + 1, b + 1) for a, b in _spans(binned)], binned["gain"], _shares(binned))
         right.set(xlabel="tokens of the window in sight (position + 1)", ylabel="gain, nats per token")
     text = (
-        f"The mean over all tokens that stand at each of the {model['window']:,} positions of their window. At "
-        "position 0 the model sees a single token as it is, and the slots; at the last one the whole window. "
+        f"Dots: the mean over all tokens that stand at each of the {model['window']:,} positions of their window. "
+        "Lines: the same by positions taken together in doubling bins, with intervals. At position 0 the model sees a "
+        "single token as it is, and whatever it knows of the past; at the last one the whole window. "
     )
-    text += f"Right: the gain, by positions taken together in doubling bins. {SHARES}" if right else ""
+    text += f"Right: the gain, by the same bins. {SHARES}" if right else ""
     return _section("Loss by position in the window", figure, text)
 
 
@@ -136,8 +139,9 @@ def _last_seen(part: Part, model: Part, control: Part | None) -> str:
         "Loss by where the token last occurred",
         figure,
         "A long memory should pay for tokens that occurred before the window and not in it. Each token is put into the "
-        f"bin of its latest earlier occurrence in the stream, counted back from the start of the window. {SHARES} "
-        f"{LEFT_OUT}",
+        "bin of its latest earlier occurrence in the stream, counted back from the start of the window. A model that "
+        "expects words of its past again gains on those that do recur and pays on those that do not: the bins are to "
+        f"be read together. {SHARES} {LEFT_OUT}",
         table(head, rows),
     )
 
