@@ -64,7 +64,7 @@ def nats(done: Path) -> dict[str, np.ndarray]:
 
 
 def mean(values: list[float]) -> Any:
-    return pytest.approx(math.fsum(values) / len(values), abs=2e-6)
+    return pytest.approx(math.fsum(values) / len(values), abs=1e-6)
 
 
 def test_nats_are_those_of_eval(
@@ -152,7 +152,7 @@ def test_strides(result: dict[str, Any], nats: dict[str, np.ndarray], runs: dict
         for i, stride in enumerate(own["stride"]):
             expected = score(model, store, 8, model.history, 5, stride=stride)[:205]
             assert own["ppl_token"][i] == pytest.approx(math.exp(expected.mean()), rel=1e-5)
-            assert own["increase"][i] == pytest.approx(expected.mean() - nats[name][:205].mean(), abs=2e-6)
+            assert own["increase"][i] == pytest.approx(expected.mean() - nats[name][:205].mean(), abs=1e-6)
         assert own["interval"][0] == [0, 0]
 
 

@@ -376,12 +376,12 @@ def _identity(found: Checkpoint, model: LanguageModel, store: TokenStore) -> dic
 
 
 def _rounded(value: Any) -> Any:
-    """Six decimals of a nat are more than any interval is worth, and can be read."""
+    """Eight decimals of a nat are more than any interval is worth, and can be read."""
     if isinstance(value, dict):
         return {name: _rounded(part) for name, part in value.items()}
     if isinstance(value, list):
         return [_rounded(part) for part in value]
-    return round(value, 6) if isinstance(value, float) else value
+    return round(value, 8) if isinstance(value, float) else value
 
 
 def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision: str) -> None:

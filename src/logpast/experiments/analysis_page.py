@@ -317,8 +317,8 @@ def _ticks(axis: Any, labels: list[str]) -> None:
 
 def _plain_log(axis: Any, last: float, first: float = 1) -> None:
     """Powers of two, or of four, as plain numbers; 0 stands at one half."""
-    step = 1 if last <= 512 else 2
-    ticks = [2**power for power in range(0, int(last).bit_length(), step)]
+    step = 1 if last <= 10_000 else 2
+    ticks = [2**power for power in range(0, round(last).bit_length(), step)]
     labels = [f"{tick:,}" for tick in ticks]
     if first < 1:
         ticks, labels = [first, *ticks], ["0", *labels]
