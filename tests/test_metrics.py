@@ -70,3 +70,23 @@ def test_paired_difference_sees_what_intervals_of_each_cannot() -> None:
     separate = [metrics.bootstrap(nats, {"token": tokens})["token"] for nats in (ours, theirs)]
     assert separate[0][1] > separate[1][0]
     assert metrics.paired_difference(ours, ours, tokens)["interval"] == [0, 0]
+
+
+def test_means_by_kind() -> None:
+    values = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    kinds, groups = np.array([0, 1, 0, 1, 1, 3]), np.array([0, 0, 1, 1, 3, 3])  # no kind 2, no group 2
+    result = metrics.by_kind(values, kinds, 4, groups)
+    assert result["tokens"] == [2, 3, 0, 1]
+    assert result["nats"][:2] == [2.5, 26 / 3]
+    assert math.isnan(result["nats"][2])
+    assert result["interval"][0] == [1, 4]  # one of the two groups alone, in more than a draw of forty
+    assert result["interval"][2:] == [None, None]
+    assert result == metrics.by_kind(values, kinds, 4, groups) | {"nats": result["nats"]}
+
+
+def test_intervals_by_kind_are_those_of_the_bootstrap() -> None:
+    random = np.random.default_rng(0)
+    groups, values = np.repeat(np.arange(30), 20), random.exponential(1.0, 600)
+    (interval,) = metrics.by_kind(values, np.zeros(600, int), 1, groups)["interval"]
+    sums, tokens = np.bincount(groups, values), np.bincount(groups)
+    assert interval == pytest.approx(metrics.bootstrap(sums, {"token": tokens})["token"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from logpast.data import TokenStore
 from logpast.filters import FilterBank
-from logpast.models import LogMemoryConfig, RecentConfig, Transformer, build
+from logpast.models import LogMemoryConfig, RecentConfig, Transformer, TransformerXLConfig, build
 from logpast.models.transformer import through
 from logpast.scoring import figures, per_document, score
 
@@ -36,12 +36,14 @@ def store_of(lengths: list[int], seed: int = 0) -> TokenStore:
 
 
 @torch.no_grad()
-def brute_force(model: Transformer, stream: list[int]) -> list[float]:
+def brute_force(model: Transformer, stream: list[int], stride: int | None = None) -> list[float]:
     """Token by token from the definition: no batches, no padding, no shared code but the transformer's blocks."""
     table, m, slots = model.table.weight, model.window, model.slots
     nats = []
     for target in range(1, len(stream)):
-        start = (target - 1) // m * m
+        start = 0
+        while start + m < target:  # the first window that has it among what it predicts
+            start += stride or m
         before = stream[:start]
         front = torch.zeros(slots, table.shape[1], dtype=table.dtype)
         if isinstance(model.config, LogMemoryConfig):
@@ -69,6 +71,28 @@ def test_brute_force_agrees(name: str, streams: str) -> None:
     expected = [nat for document in documents for nat in brute_force(model, [12, *map(int, document)])]
     ours = score(model, store, model.window, model.history, 3, streams)  # type: ignore[arg-type]
     np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("streams", ["corpus", "document"])
+@pytest.mark.parametrize("stride", [1, 2, 3, 4])
+def test_brute_force_agrees_on_overlapping_windows(name: str, streams: str, stride: int) -> None:
+    model, store = model_of(name), store_of([17, 5, 1, 22])
+    documents = np.split(store.tokens, store.documents.start[1:]) if streams == "document" else [store.tokens]
+    expected = [nat for document in documents for nat in brute_force(model, [12, *map(int, document)], stride)]
+    ours = score(model, store, model.window, model.history, 3, streams, stride=stride)  # type: ignore[arg-type]
+    np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-13)
+    again = score(model, store, model.window, model.history, 7, streams, stride=stride)  # type: ignore[arg-type]
+    np.testing.assert_allclose(again, ours, rtol=1e-12, atol=1e-13)
+    some = score(model, store, model.window, model.history, 3, streams, limit=20, stride=stride)  # type: ignore[arg-type]
+    assert 20 <= len(some) < 20 + model.window
+    np.testing.assert_allclose(some, ours[: len(some)], rtol=1e-12, atol=1e-13)
+
+
+def test_a_recurrent_model_has_no_overlapping_windows() -> None:
+    model = build(TransformerXLConfig(memory=3, **SIZES))
+    with pytest.raises(ValueError, match="each token once"):
+        score(model, store_of([9]), 4, 0, stride=2)
 
 
 @given(

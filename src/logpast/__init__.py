@@ -15,6 +15,7 @@ from logpast.version import __version__
 if TYPE_CHECKING:
     from logpast.data.preparation import open_tokens, prepare
     from logpast.data.tokens import TokenStore
+    from logpast.experiments.analysis import analyze
     from logpast.experiments.evaluation import evaluate
     from logpast.experiments.figures import draw_filters
     from logpast.filters import FilterBank
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "logpast.data.preparation": ("open_tokens", "prepare"),
     "logpast.data.tokens": ("TokenStore",),
+    "logpast.experiments.analysis": ("analyze",),
     "logpast.experiments.evaluation": ("evaluate",),
     "logpast.experiments.figures": ("draw_filters",),
     "logpast.filters": ("FilterBank",),
@@ -51,6 +53,7 @@ __all__ = [
     "TrainConfig",
     "UserError",
     "__version__",
+    "analyze",
     "build",
     "draw_filters",
     "evaluate",

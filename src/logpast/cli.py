@@ -36,6 +36,9 @@ VERBS = {
     "compare": Verb(
         "logpast.experiments.comparison", "compare", "train and score rivals side by side", "recipe", "RECIPE"
     ),
+    "analyze": Verb(
+        "logpast.experiments.analysis", "analyze", "show how much of its past a model uses", "checkpoint", "CHECKPOINT"
+    ),
     "generate": Verb("logpast.generation", "generate", "write on from a prompt"),
     "filters": Verb("logpast.experiments.figures", "draw_filters", "draw the filters (the paper's Figures 1 and A1)"),
     "results": Verb(

@@ -97,6 +97,46 @@ def bootstrap(
     return intervals
 
 
+def by_kind(
+    values: Array,
+    kinds: NDArray[np.int64],
+    number: int,
+    groups: NDArray[np.int64],
+    samples: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The mean of a value over the tokens of each kind, with its interval over groups of tokens.
+
+    Args:
+        values: of each token: its nats, or a difference of nats.
+        kinds: of each token, from 0 to `number` − 1.
+        number: how many kinds there are.
+        groups: of each token, the document or block that is drawn as a whole.
+
+    Returns:
+        tokens, nats (the mean; NaN for a kind without tokens) and interval (None where fewer than two groups have the
+        kind), a list each.
+    """
+    cells, size = groups * number + kinds, (int(groups.max()) + 1) * number
+    sums, counts = (np.bincount(cells, each, size).reshape(-1, number) for each in (values, np.ones(len(values))))
+    there = counts.any(axis=1)
+    drawn = _resampled_sums(np.concatenate([sums[there], counts[there]], axis=1), samples, seed)
+    total, count = drawn[:, :number], drawn[:, number:]
+    tail = 100 * (1 - level) / 2
+    intervals: list[list[float] | None] = []
+    for kind in range(number):
+        has = count[:, kind] > 0  # a rare kind is in no group of some draws
+        if (counts[:, kind] > 0).sum() < 2:
+            intervals.append(None)
+        else:
+            means = total[has, kind] / count[has, kind]
+            intervals.append([float(bound) for bound in np.percentile(means, [tail, 100 - tail])])
+    with np.errstate(invalid="ignore"):
+        means = sums.sum(axis=0) / counts.sum(axis=0)
+    return {"tokens": counts.sum(axis=0).astype(int).tolist(), "nats": means.tolist(), "interval": intervals}
+
+
 def paired_difference(
     ours: Array,
     theirs: Array,

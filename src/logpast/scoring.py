@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -17,7 +17,6 @@ from logpast.data.tokens import TokenStore
 from logpast.data.windows import Streams, Windows
 from logpast.memory.naive import accumulation_dtype
 from logpast.models import State
-from logpast.progress import Meter
 
 
 @torch.inference_mode()
@@ -31,7 +30,8 @@ def score(
     device: torch.device | str = "cpu",
     limit: int | None = None,
     share: tuple[int, int] = (0, 1),
-    progress: Meter | None = None,
+    progress: Callable[[int], None] | None = None,
+    stride: int | None = None,
 ) -> NDArray[np.float64]:
     """The nats of every token of the store, in its order.
 
@@ -45,9 +45,14 @@ def score(
         device: where the model is.
         limit: stop after the window in which the so-many-th token lies.
         share: (rank, of how many): score only every n-th batch and leave zeros elsewhere.
-        progress: told how many tokens are done.
+        progress: called with how many tokens are done.
+        stride: below `window`, overlapping windows, of which only what the ones before did not predict is scored; not
+            for a recurrent model, which reads each token once.
     """
-    windows = Windows(store, window, history, streams, device=device)
+    recurrent = hasattr(model, "segment")
+    if recurrent and stride not in (None, window):
+        raise ValueError("a recurrent model reads each token once: it cannot be scored by overlapping windows")
+    windows = Windows(store, window, history, streams, device=device, stride=stride)
     count = len(windows)
     if limit is not None:  # windows predict the text in order, so the first that reaches the limit can be searched
         reached = bisect_left(range(count), limit, key=lambda index: windows.places(index).stop)
@@ -56,7 +61,6 @@ def score(
     nats = np.zeros(len(store) if count == len(windows) else windows.places(count - 1).stop)
     training, done = model.training, 0
     model.eval()
-    recurrent = hasattr(model, "segment")
     groups = _streams(windows, count, batch_size) if recurrent else _rows(count, batch_size)
     for batches in islice(groups, rank, None, ranks):
         state: State | None = None
@@ -72,10 +76,10 @@ def score(
                 indices, costs.flatten(1).cpu().to(accumulation_dtype(costs.dtype)).numpy(), strict=True
             ):
                 place = windows.places(int(index))
-                nats[place] = row[: place.stop - place.start]
+                nats[place] = row[windows.overlap(int(index)) :][: place.stop - place.start]
                 done += place.stop - place.start
             if progress:
-                progress.update(done)
+                progress(done)
     model.train(training)
     return nats
 

@@ -68,6 +68,31 @@ def test_every_token_is_a_target_once(shape: tuple[list[int], int, int], streams
         assert row[row >= 0].tolist() == list(store.tokens[windows.places(index)])
 
 
+@given(shapes, st.sampled_from(["corpus", "document"]), st.data())
+@settings(deadline=None)
+def test_overlapping_windows_predict_each_token_once(
+    shape: tuple[list[int], int, int], streams: str, data: st.DataObject
+) -> None:
+    lengths, window, history = shape
+    stride = data.draw(st.integers(1, window))
+    store = store_of(*lengths)
+    windows = Windows(store, window, history, streams, stride=stride)  # type: ignore[arg-type]
+    batch = windows.batch(np.arange(len(windows)))
+    new = []
+    for index, row in enumerate(batch.targets.numpy()):
+        fresh = row[windows.overlap(index) :]
+        assert fresh[fresh >= 0].tolist() == list(store.tokens[windows.places(index)]) != []
+        assert len(fresh) in (window, stride)
+        new += fresh[fresh >= 0].tolist()
+    assert new == list(range(1, sum(lengths) + 1))
+
+
+def test_strides_that_make_no_sense() -> None:
+    for wrong in ({"stride": 0}, {"stride": 5}, {"stride": 2, "shift": 1}):
+        with pytest.raises(ValueError, match="stride"):
+            Windows(store_of(9), 4, 0, **wrong)  # type: ignore[arg-type]
+
+
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 20), st.integers(0, 3), st.booleans())
 @settings(deadline=None)
 def test_every_window_once_an_epoch(tokens: int, window: int, batch_size: int, seed: int, jitter: bool) -> None:

@@ -129,10 +129,7 @@ def open_tokens(
         raise UserError(f"{spec} holds several stores: name one, {' or '.join(str(Path(spec, i)) for i in inner)}")
     source = find(spec, root)
     wanted = None if to_train else _loaded(tokenizer or "gpt2")
-    key = json.dumps([VERSION, source.name, source.stamp, wanted.fingerprint if wanted else to_train])
-    label = re.sub(r"[^\w.-]+", "_", source.name).strip("_.")[-40:]
-    home = cache or Path(os.environ.get("LOGPAST_CACHE") or Path.home() / ".cache" / "logpast")
-    folder = home / "tokens" / f"{label}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    folder = _place(source, wanted.fingerprint if wanted else to_train, cache)
     if not folder.exists():
         try:
             with whole_or_absent(folder) as unfinished:
@@ -140,6 +137,27 @@ def open_tokens(
         except FileExistsError:
             pass  # another process was faster; its store is as good
     return TokenStore.open(folder)
+
+
+def is_prepared(spec: str, tokenizer: str | None = None, cache: Path | None = None, root: Path | None = None) -> bool:
+    """Whether `open_tokens` would find the tokens and need not make them first."""
+    if is_store(spec):
+        return True
+    to_train = tokenizer is not None and TO_TRAIN.fullmatch(tokenizer)
+    try:
+        source = find(spec, root)
+        made_by = tokenizer if to_train else load_tokenizer(tokenizer or "gpt2").fingerprint
+    except UserError:
+        return False
+    return _place(source, made_by, cache).exists()
+
+
+def _place(source: Source, tokenizer: str | None, cache: Path | None) -> Path:
+    """Where a source's tokens are kept, by a tokenizer's fingerprint or by the name of one trained on the source."""
+    key = json.dumps([VERSION, source.name, source.stamp, tokenizer])
+    label = re.sub(r"[^\w.-]+", "_", source.name).strip("_.")[-40:]
+    home = cache or Path(os.environ.get("LOGPAST_CACHE") or Path.home() / ".cache" / "logpast")
+    return home / "tokens" / f"{label}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 def _loaded(tokenizer: str | Path | Tokenizer) -> Tokenizer:

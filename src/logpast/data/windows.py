@@ -4,6 +4,9 @@ A stream is one end-of-text token followed by the tokens of a text: position 0 h
 j-th token. Window i starts at position i·m, reads m positions and predicts the m after each of them, so that every
 token is predicted exactly once and end-of-text never. Whatever lies outside the stream is -1: "no token".
 
+With a stride s below m windows overlap: window i starts at i·s, and of its m predictions only the last s count, those
+of the first window all: still each token once, now with at least m − s + 1 tokens of its window in sight.
+
 Tokens lie on the device that the model is on, if they fit, and windows are cut there.
 """
 
@@ -73,6 +76,7 @@ class Windows:
         shift: windows start this many positions earlier, at −shift, m − shift, … (0 ≤ shift ≤ m). One more window
             is counted then, whatever the shift; the first or the last may be left with nothing to predict.
         device: where batches are wanted; they are made on the CPU if the tokens do not fit there.
+        stride: how far each window starts after the one before; by default m. Only without a shift.
     """
 
     def __init__(
@@ -83,9 +87,13 @@ class Windows:
         streams: Streams = "corpus",
         shift: int = 0,
         device: torch.device | str = "cpu",
+        stride: int | None = None,
     ) -> None:
         if not 0 <= shift <= window:
             raise ValueError(f"shift must be from 0 to window ({window}), got {shift}")
+        self.stride = window if stride is None else stride
+        if not 1 <= self.stride <= window or (shift and self.stride != window):
+            raise ValueError(f"stride must be from 1 to window ({window}) and without a shift, got {stride}")
         self.store, self.window, self.history, self.shift = store, window, history, shift
         self.device = torch.device(device)
         if streams == "document":
@@ -93,7 +101,8 @@ class Windows:
         else:
             self.starts, self.lengths = np.zeros(1, np.int64), np.array([len(store)], np.int64)
         extra = 1 if shift else 0
-        self.first = np.concatenate([[0], np.cumsum(-(-self.lengths // window) + extra)])
+        counts = np.maximum(-(-(self.lengths - window) // self.stride) + 1, self.lengths > 0)
+        self.first = np.concatenate([[0], np.cumsum(counts + extra)])
 
     def __len__(self) -> int:
         return int(self.first[-1])
@@ -105,7 +114,7 @@ class Windows:
     def locate(self, indices: NDArray[np.int64]) -> Tensor:
         """(3, B) on the CPU: where each window's stream begins in the store, its length, the window's start in it."""
         stream = np.searchsorted(self.first, indices, side="right") - 1
-        start = (indices - self.first[stream]) * self.window - self.shift
+        start = (indices - self.first[stream]) * self.stride - self.shift
         return torch.from_numpy(np.stack([self.starts[stream], self.lengths[stream], start]))
 
     def cut(self, located: Tensor) -> Batch:
@@ -130,14 +139,20 @@ class Windows:
         return Batch(seen[:, : self.history], seen[:, self.history : -1].long(), found[:, self.history + 1 :].long())
 
     def places(self, index: int) -> slice:
-        """Where the tokens that window `index` predicts lie in the store."""
+        """Where the tokens that window `index` is the first to predict lie in the store."""
         stream, start = self._locate(index)
         begin, length = int(self.starts[stream]), int(self.lengths[stream])
-        return slice(begin + min(max(start, 0), length), begin + min(start + self.window, length))
+        first = max(start, 0) + self.overlap(index)
+        return slice(begin + min(first, length), begin + min(start + self.window, length))
+
+    def overlap(self, index: int) -> int:
+        """How many of window `index`'s predictions the windows before it have made."""
+        _, start = self._locate(index)
+        return self.window - self.stride if start > 0 else 0
 
     def _locate(self, index: int) -> tuple[int, int]:
         stream = int(np.searchsorted(self.first, index, side="right")) - 1
-        return stream, (index - int(self.first[stream])) * self.window - self.shift
+        return stream, (index - int(self.first[stream])) * self.stride - self.shift
 
 
 _residents: WeakKeyDictionary[TokenStore, dict[torch.device, Tensor]] = WeakKeyDictionary()

@@ -20,7 +20,7 @@ from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.files import make_way
 from logpast.filters import paper_horizon
-from logpast.models import LogMemoryConfig, TransformerConfig
+from logpast.models import LanguageModel, LogMemoryConfig, TransformerConfig
 from logpast.progress import meter
 from logpast.scoring import figures, per_document, score
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
@@ -77,9 +77,7 @@ def evaluate(
     found = find_checkpoint(checkpoint)
     store = open_tokens(data, found.load_tokenizer(), cache)
     streams = streams or found.config.data.streams
-    place = pick_device(device)
-    if place.type == "mps" and precision == "float64":
-        raise UserError("precision float64 needs a CPU or CUDA device; give --device cpu")
+    place = device_for(device, precision)
     span = _span(found, store, accounting)
     saved = _saved_nats(against, store) if against is not None and against.suffix == ".npy" else None
     started = time.monotonic()
@@ -123,19 +121,37 @@ def _score_checkpoint(
     device: torch.device,
     precision: str,
 ) -> NDArray[np.float64]:
-    model = checkpoint.load_model().to(device, torch.float64 if precision == "float64" else torch.float32)
-    arithmetic: AbstractContextManager[Any] = nullcontext()
-    if precision == "bfloat16":
-        arithmetic = torch.autocast(device.type, torch.bfloat16)
-    with arithmetic, meter("scoring", len(store)) as progress:
-        return score(model, store, model.window, model.history, batch_size, streams, device, progress=progress)
+    model = load(checkpoint, device, precision)
+    with arithmetic(device, precision), meter("scoring", len(store)) as progress:
+        return score(model, store, model.window, model.history, batch_size, streams, device, progress=progress.update)
 
 
-def _score_other(path: Path, store: TokenStore, *how: Any) -> NDArray[np.float64]:
+def device_for(name: str, precision: str) -> torch.device:
+    place = pick_device(name)
+    if place.type == "mps" and precision == "float64":
+        raise UserError("precision float64 needs a CPU or CUDA device; give --device cpu")
+    return place
+
+
+def load(checkpoint: Checkpoint, device: torch.device, precision: str) -> LanguageModel:
+    """The model where it is to be scored, in the type of its weights there."""
+    return checkpoint.load_model().to(device, torch.float64 if precision == "float64" else torch.float32)
+
+
+def arithmetic(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+
+
+def find_other(path: Path, store: TokenStore) -> Checkpoint:
+    """A second model to set beside the first; it must read the same tokens."""
     other = find_checkpoint(path)
     if other.load_tokenizer().fingerprint != store.tokenizer.fingerprint:
         raise UserError(f"{path} was trained with another tokenizer than {store.name} has; compare like with like")
-    return _score_checkpoint(other, store, *how)
+    return other
+
+
+def _score_other(path: Path, store: TokenStore, *how: Any) -> NDArray[np.float64]:
+    return _score_checkpoint(find_other(path, store), store, *how)
 
 
 def _saved_nats(path: Path, store: TokenStore) -> NDArray[np.float64]:

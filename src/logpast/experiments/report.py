@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 import math
 from pathlib import Path
 from typing import Any
 
+from logpast.experiments.page import COLOURS, picture, table, wrapped
 from logpast.filters import FilterBank
 from logpast.training.log import read_log
 
-COLOURS = {"memory": "#b3282d", "control": "#2b5c8a"}
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>logpast demo</title><style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-table {{ border-collapse: collapse; margin: 1rem 0 }} td, th {{ padding: .3rem .9rem; text-align: right }}
-th {{ border-bottom: 2px solid #222 }} td:first-child, th:first-child {{ text-align: left }}
-tr + tr td {{ border-top: 1px solid #ddd }} img {{ max-width: 100% }}
-pre {{ background: #f5f3ee; padding: 1rem; white-space: pre-wrap }} .note {{ color: #666; font-size: .9em }}
-</style></head><body>
-<h1>Does a log-compressed past help?</h1>
+BODY = """<h1>Does a log-compressed past help?</h1>
 <p>Two small transformers are trained side by side, with the same size, text, steps and seed. Each sees a short window
 of tokens and a few <em>slots</em> before it. In the <b style="color:{memory}">memory</b> model the slots hold the
 past, compressed: fine for what is recent, coarse for what is distant. In the <b style="color:{control}">control</b>
@@ -30,7 +19,6 @@ they hold the tokens just before the window, as they are. Both pay the same pric
 {sections}
 <p class="note">One seed ({seed}); other seeds differ. A table over several seeds is in the project's
 <code>results/</code> folder. All figures of this page are in <code>report.json</code> beside it.</p>
-</body></html>
 """
 
 
@@ -42,7 +30,8 @@ def write_report(out: Path, results: dict[str, Any]) -> Path:
     if "topics" in results:
         sections += _topics_section(out, results["topics"])
     page = out / "report.html"
-    page.write_text(PAGE.format(sections="\n".join(sections), seed=results["seed"], **COLOURS), encoding="utf-8")
+    body = BODY.format(sections="\n".join(sections), seed=results["seed"], **COLOURS)
+    page.write_text(wrapped("logpast demo", body), encoding="utf-8")
     return page
 
 
@@ -88,26 +77,22 @@ def _topics_section(out: Path, topics: dict[str, Any]) -> list[str]:
         ("best possible, seeing what the control sees", given_recent),
         ("<b>control</b>", control),
     ]
-    cells = "".join(f"<tr><td>{name}</td><td>{value:.4f}</td></tr>" for name, value in rows)
     return [
         "<h2>A source whose truth is known: drifting topics</h2>",
         "<p>Tokens are drawn from a topic, a distribution over eight symbols, which lasts for a while, a hundred "
         "tokens or thousands, and then gives way to a new one. For this source the best possible loss can be "
         "computed, with the whole past or with the few tokens that the control sees: no model that sees only those "
         "can be better than the second, however large.</p>",
-        f"<table><tr><th>unseen stream</th><th>nats per token</th></tr>{cells}</table>",
+        table(["unseen stream", "nats per token"], [[name, f"{value:.4f}"] for name, value in rows]),
         f"<p>The control is {control - given_recent:+.4f} nats from the best that it could be. {verdict}</p>",
         _loss_curves(out / "topics", {"whole past": given_all, "control's view": given_recent}),
     ]
 
 
 def _table(part: dict[str, Any]) -> str:
-    columns = ("ppl_token", "ppl_word", "bits_per_byte")
-    head = "".join(f"<th>{name}</th>" for name in ("unseen text", *columns))
-    rows = ""
-    for name in ("memory", "control"):
-        rows += f"<tr><td>{name}</td>" + "".join(f"<td>{part[name][column]:.3f}</td>" for column in columns) + "</tr>"
-    return f"<table><tr>{head}</tr>{rows}</table>"
+    columns = ["ppl_token", "ppl_word", "bits_per_byte"]
+    rows = [[name, *(f"{part[name][column]:.3f}" for column in columns)] for name in ("memory", "control")]
+    return table(["unseen text", *columns], rows)
 
 
 def _loss_curves(home: Path, levels: dict[str, float] | None = None) -> str:
@@ -133,7 +118,7 @@ def _loss_curves(home: Path, levels: dict[str, float] | None = None) -> str:
     axis.set(xlabel="step", ylabel="nats per token", ylim=(min(ends) - 0.3 * spread, max(ends) + 0.6 * spread))
     axis.legend(frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
-    return _picture(figure, "loss over steps")
+    return picture(figure, "loss over steps")
 
 
 def _filters() -> str:
@@ -146,10 +131,4 @@ def _filters() -> str:
         axis.plot(range(1, bank.horizon + 1), row, linewidth=1.4)
     axis.set(xscale="log", xlabel="tokens ago", ylabel="weight", xlim=(1, bank.horizon))
     axis.spines[["top", "right"]].set_visible(False)
-    return _picture(figure, "every fourth filter")
-
-
-def _picture(figure: Any, what: str) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    return f'<img alt="{what}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    return picture(figure, "every fourth filter")

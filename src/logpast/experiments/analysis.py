@@ -1,0 +1,431 @@
+"""`logpast analyze`: where a model's loss lies, and how much of its past it really uses.
+
+The text is scored once by the model, and once by a control if there is one; each token's nats are then told apart by
+its position in the window, by how frequent it is, and by where it last occurred. For the rest the text, or the first
+`limit` tokens of it, is scored again and again: with each slot silent, with the past cut off or shuffled beyond some
+lag, and by windows that overlap. Every figure is a mean over tokens; every interval is a bootstrap over documents, or
+over blocks where documents are few, and all differences are between the nats of the same tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from logpast import metrics
+from logpast.data import TokenStore, is_store, open_tokens
+from logpast.data.preparation import is_prepared
+from logpast.data.windows import Streams
+from logpast.environment import describe, revision
+from logpast.errors import UserError
+from logpast.experiments import ledger
+from logpast.experiments.analysis_page import draw
+from logpast.experiments.evaluation import Precision, arithmetic, device_for, find_other, load
+from logpast.experiments.probes import (
+    NEVER,
+    PERMUTATIONS,
+    Kinds,
+    changed_past,
+    cut_beyond,
+    doubling,
+    groups_of,
+    last_seen,
+    occurrences,
+    places_in_stream,
+    shuffled_beyond,
+    silent,
+)
+from logpast.files import make_way, whole_or_absent
+from logpast.models import LanguageModel, LogMemoryTransformer, Transformer, system_of
+from logpast.progress import Meter, meter
+from logpast.scoring import figures, score
+from logpast.training.checkpoint import Checkpoint, find_checkpoint
+from logpast.version import __version__
+
+Array = NDArray[np.float64]
+
+FORMAT = "logpast analysis 1"
+JSON, PAGE, NATS = "analysis.json", "report.html", "nats.safetensors"
+#: where bins of frequent and rare tokens begin
+COUNTS = sorted({0} | {step * 10**power for power in range(12) for step in (1, 3)})
+
+
+def analyze(
+    checkpoint: Path,
+    data: str | None = None,
+    control: Path | None = None,
+    out: Path | None = None,
+    limit: int = 300_000,
+    finest: int = 16,
+    counts: str | None = None,
+    streams: Streams | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+    device: str = "auto",
+    precision: Precision = "float32",
+    cache: Path | None = None,
+) -> dict[str, Any]:
+    """Show on one page where a model's loss lies, and how much of its past it really uses.
+
+    Loss by position in the window, by frequency and by where a token last occurred, and the gain over a control; what
+    each slot is worth; how far back the past matters; what overlapping windows bring.
+
+    Examples:
+        logpast analyze runs/memory --data wikitext103:test --control runs/control
+        logpast analyze runs/memory --data pg19:test --control runs/control --precision bfloat16 --batch_size 64
+        logpast analyze runs/memory-analysis        # draw the page again from its analysis.json, without the model
+
+    Args:
+        checkpoint: a run folder (its best checkpoint is taken), one checkpoints/step-… folder, or a finished analysis,
+            whose page is drawn again.
+        data: the text: a file, folder or glob, a prepared token store, or NAME:SPLIT such as wikitext103:test.
+        control: a second model (checkpoint) of the same tokenizer, to measure the gain over.
+        out: folder to make, for report.html, analysis.json and nats.safetensors (the nats of every token in every
+            pass); by default runs/ and the run's name and -analysis.
+        limit: the parts that score the text many times over (slots, lags, strides) take only about the first so many
+            tokens of it; the whole of it is scored once in any case.
+        finest: the stride of overlapping windows is halved until scoring takes so many times as long.
+        counts: the text in which to count how frequent tokens are; by default the training text where its tokens are
+            at hand, else the text itself.
+        streams: corpus reads the text as one stream, as the paper does; document starts anew at every document; the
+            default is what the model was trained with.
+        batch_size: windows at a time; changes speed and memory, not the result.
+        seed: of the orders in which the past is shuffled.
+        device: auto, cpu, cuda or mps.
+        precision: arithmetic of the model; sums are float64 always.
+        cache: where text is kept once tokenised (default: $LOGPAST_CACHE or ~/.cache/logpast).
+
+    Returns:
+        What stands in analysis.json.
+    """
+    finished = checkpoint if checkpoint.name == JSON else checkpoint / JSON
+    if finished.is_file():
+        return _draw_again(finished, data)
+    for name, value in (("batch_size", batch_size), ("limit", limit), ("finest", finest)):
+        if value < 1:
+            raise UserError(f"{name} must be at least 1, got {value}")
+    found = find_checkpoint(checkpoint)
+    if data is None:
+        raise UserError("give the text to score with --data, such as --data wikitext103:test")
+    out = out or Path("runs") / f"{found.config.run.name}-analysis"
+    if out.exists():
+        raise UserError(f"{out} exists already; delete it, or give another folder with --out")
+    make_way(out)
+    place = device_for(device, precision)
+    store = open_tokens(data, found.load_tokenizer(), cache)
+    window = found.config.model.window
+    if len(store) <= window:
+        raise UserError(f"{store.name} has {len(store)} tokens, no more than one window of {window}; use more text")
+    other = find_other(control, store) if control else None
+    streams = streams or found.config.data.streams
+    settings = {"streams": streams, "precision": precision, "batch_size": batch_size, "limit": limit,
+                "finest": finest, "seed": seed}  # fmt: skip
+    started = time.monotonic()
+    model, rival = load(found, place, precision), load(other, place, precision) if other else None
+    some = min(limit, len(store))
+    with meter("analyzing", _work(model, rival, len(store), some, finest)) as progress:
+        passes = Passes(store, streams, batch_size, place, precision, progress)
+        frequent = _counted(found, store, counts, cache, progress)
+        parts = _of_tokens(passes, model, rival, frequent) | _of_the_past(passes, model, some, seed)
+        parts["stride"] = _strides(passes, model, rival, some, finest)
+    about = {
+        "format": FORMAT,
+        "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "logpast": __version__,
+        "revision": revision(),
+        "hardware": describe(place),
+        "seconds": round(time.monotonic() - started, 1),
+        "data": store.identity | {"documents": len(store.documents)},
+        "settings": settings,
+        "model": _identity(found, model, store),
+        "control": _identity(other, rival, store) if other and rival else None,
+    }
+    result = metrics.jsonable(about | _rounded(parts))
+    _write(out, result, passes.nats, precision)
+    _report(result, out)
+    return result
+
+
+class Passes:
+    """Scores a text again and again behind one progress bar, and keeps the nats that each pass found."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        streams: Streams,
+        batch_size: int,
+        device: torch.device,
+        precision: str,
+        progress: Meter,
+    ) -> None:
+        self.store, self.streams, self.batch_size = store, streams, batch_size
+        self.device, self.precision, self.progress = device, precision, progress
+        self.nats: dict[str, Array] = {}
+        self.done = 0.0
+
+    def __call__(self, name: str, model: LanguageModel, limit: int | None = None, stride: int | None = None) -> Array:
+        cost = model.window / (stride or model.window)
+        with arithmetic(self.device, self.precision):
+            nats = score(
+                model, self.store, model.window, model.history, self.batch_size, self.streams, self.device, limit,
+                progress=lambda tokens: self.progress.update(int(self.done + cost * tokens), name), stride=stride,
+            )[:limit]  # fmt: skip
+        self.done += cost * len(nats)
+        self.nats[name] = nats
+        return nats
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The nats of a text's tokens by the model, and by the control if there is one."""
+
+    ours: Array
+    theirs: Array | None
+    groups: Kinds
+
+    def by_kind(self, kinds: Kinds, number: int) -> dict[str, Any]:
+        """Nats of both, and the gain (control − model, above 0 where the model is better), by kind of token."""
+        values = {"model": self.ours}
+        if self.theirs is not None:
+            values |= {"control": self.theirs, "gain": self.theirs - self.ours}
+        tables = {name: metrics.by_kind(value, kinds, number, self.groups) for name, value in values.items()}
+        tokens = [table.pop("tokens") for table in tables.values()]
+        return {"tokens": tokens[0]} | tables
+
+    def by_bin(self, values: Kinds, begins: list[int]) -> dict[str, Any]:
+        """The same by bins of a number that each token has; bins without tokens are left out."""
+        bins = np.searchsorted(begins, values, side="right") - 1
+        present = np.unique(bins)
+        last = [end - 1 for end in begins[1:]] + [None]
+        table = self.by_kind(np.searchsorted(present, bins), len(present))
+        return {"from": [begins[i] for i in present], "to": [last[i] for i in present]} | table
+
+
+def _of_tokens(
+    passes: Passes, model: LanguageModel, rival: LanguageModel | None, frequent: TokenStore
+) -> dict[str, Any]:
+    """What the nats of the whole text tell, scored once by each."""
+    store = passes.store
+    ours = passes("model", model)
+    theirs = passes("control", rival) if rival else None
+    groups, what = groups_of(store, len(store), model.window)
+    sides = Sides(ours, theirs, groups)
+    place = places_in_stream(store, passes.streams)
+    position = place % model.window
+    seen = last_seen(np.asarray(store.tokens), place, model.window)
+    where, names = _whereabouts(seen, model, rival)
+    return {
+        "intervals": f"95 %, bootstrap over {what}",
+        "scores": {
+            "model": figures(ours, store),
+            "control": figures(theirs, store) if theirs is not None else None,
+            "all": sides.by_kind(np.zeros_like(place), 1),
+        },
+        "position": {
+            "each": sides.by_kind(position, model.window),
+            "binned": sides.by_bin(position, [0, *doubling(model.window - 1), model.window]),
+        },
+        "frequency": {"counted_in": frequent.name, "counted_tokens": len(frequent)}
+        | sides.by_bin(occurrences(frequent)[store.tokens], COUNTS),
+        "last_seen": {
+            "where": {"kinds": names} | sides.by_kind(where, len(names)),
+            "by_lag": sides.by_bin(seen, [NEVER, 0, *doubling(2 * len(store))]),
+        },
+    }
+
+
+def _whereabouts(seen: Kinds, model: LanguageModel, rival: LanguageModel | None) -> tuple[Kinds, list[str]]:
+    """Of each token: in whose sight it last occurred."""
+    edges, names = [0, 1], ["in the window"]
+    near = rival.history if rival and rival.window == model.window else 0
+    if 0 < near < model.history:
+        edges.append(near + 1)
+        names.append(f"before it, in the control's sight too (to lag {near:,})")
+    if model.history:
+        edges.append(model.history + 1)
+        names.append(f"before it, in the model's history (to lag {model.history:,})")
+    names += ["farther back" if model.history else "before the window", "never before"]
+    kinds = np.searchsorted(edges, seen, side="right") - 1
+    return np.where(seen == NEVER, len(names) - 1, kinds), names
+
+
+def _of_the_past(passes: Passes, model: LanguageModel, some: int, seed: int) -> dict[str, Any]:
+    """What each slot is worth, and each stretch of the history: parts that only a model with slots has."""
+    if not isinstance(model, Transformer) or not model.slots:
+        why = (
+            "this model has no slots: what it knows of the past is the window alone"
+            if isinstance(model, Transformer)
+            else "this model carries a state from segment to segment: no slots or history stand before its window"
+        )
+        return {"slots": {"absent": why}, "lags": {"absent": why}}
+    whole = passes.nats["model"][:some]
+    groups, what = groups_of(passes.store, some, model.window)
+    about = {"tokens": some, "intervals": f"95 %, bootstrap over {what}", "whole": float(whole.mean())}
+
+    def increase(name: str, **change: Any) -> dict[str, Any]:
+        with changed_past(model, **change):
+            return _increase(passes(name, model, some), whole, groups)
+
+    places = list(range(model.slots))[::-1]  # the nearest slot stands last in the sequence
+    slots = [increase(f"slot {number} silent", slots=silent([p])) for number, p in enumerate(places, start=1)]
+    none = increase("all slots silent", slots=silent(places))
+    lags = _lags(model.history)
+    where = model.history, seed, passes.device
+    cut = [increase(f"cut beyond {lag}", ids=cut_beyond(lag)) for lag in lags]
+    mixed = [increase(f"shuffled beyond {lag}", ids=shuffled_beyond(lag, *where)) for lag in lags]
+    return {
+        "slots": about | {"lag": _peaks(model), "all": none} | _columns(slots),
+        "lags": about | {"permutations": PERMUTATIONS, "lag": lags, "cut": _columns(cut), "shuffled": _columns(mixed)},
+    }
+
+
+def _strides(
+    passes: Passes, model: LanguageModel, rival: LanguageModel | None, some: int, finest: int
+) -> dict[str, Any]:
+    """The same tokens by windows that overlap more and more."""
+    if not isinstance(model, Transformer):
+        return {"absent": "this model carries a state from segment to segment: it reads each token once"}
+    groups, what = groups_of(passes.store, some, model.window)
+    result: dict[str, Any] = {"tokens": some, "intervals": f"95 %, bootstrap over {what}"}
+    for name, each in (("model", model), ("control", rival)):
+        if isinstance(each, Transformer):
+            strides, whole = _halved(each.window, finest), passes.nats[name][:some]
+            rows = [_increase(whole, whole, groups)]
+            rows += [_increase(passes(f"{name}, stride {s}", each, some, s), whole, groups) for s in strides[1:]]
+            result[name] = {"stride": strides, "cost": [each.window / s for s in strides]} | _columns(rows)
+            result[name]["ppl_token"] = [math.exp(nats) for nats in result[name]["nats"]]
+    return result
+
+
+def _increase(nats: Array, whole: Array, groups: Kinds) -> dict[str, Any]:
+    """Nats per token, and by how much they are above those of the model left alone."""
+    above = metrics.by_kind(nats - whole, np.zeros_like(groups), 1, groups)
+    return {"nats": float(nats.mean()), "increase": above["nats"][0], "interval": above["interval"][0]}
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _peaks(model: Transformer) -> list[float]:
+    """How far back each slot looks, nearest first."""
+    if isinstance(model, LogMemoryTransformer) and model.memory:
+        return model.memory.bank.peaks.tolist()
+    return [float(lag) for lag in range(1, model.slots + 1)]
+
+
+def _lags(history: int) -> list[int]:
+    return sorted({0, *doubling(history), history})
+
+
+def _halved(window: int, finest: int) -> list[int]:
+    """Strides from the window downwards, none of which takes more than `finest` times as long."""
+    strides = [window]
+    while (half := strides[-1] // 2) and window / half <= finest:
+        strides.append(half)
+    return strides
+
+
+def _work(model: LanguageModel, rival: LanguageModel | None, tokens: int, some: int, finest: int) -> int:
+    """Tokens of all passes, those of overlapping windows counted as often as they are read."""
+    total = tokens * (2 if rival else 1)
+    if isinstance(model, Transformer):
+        total += some * (model.slots + 1 + 2 * len(_lags(model.history)) if model.slots else 0)
+        for each in (model, rival):
+            if isinstance(each, Transformer):
+                total += int(some * sum(each.window / s for s in _halved(each.window, finest)[1:]))
+    return total
+
+
+def _counted(
+    found: Checkpoint, store: TokenStore, counts: str | None, cache: Path | None, progress: Meter
+) -> TokenStore:
+    """The text that says how frequent a token is."""
+    if counts is not None:
+        return open_tokens(counts, found.load_tokenizer(), cache)
+    data, train = found.config.data, None
+    if is_prepared(data.train, data.tokenizer, cache):
+        progress.say(f"counting tokens of {data.train}")
+        train = open_tokens(data.train, None if is_store(data.train) else data.tokenizer, cache)
+    # under the same name there may by now be another text
+    return train if train and train.sha256 == found.state["data"]["sha256"] else store
+
+
+def _identity(found: Checkpoint, model: LanguageModel, store: TokenStore) -> dict[str, Any]:
+    """Which weights these are, to be known again when they are gone."""
+    row = ledger.row(found, store, {})
+    kept = ("run", "step", "seed", "parameters", "train_tokens", "train_data", "trained_at_revision", "recipe_hash")
+    sha256 = hashlib.sha256((found.path / "model.safetensors").read_bytes()).hexdigest()
+    sizes = {"window": model.window, "slots": getattr(model, "slots", 0), "history": model.history}
+    return (
+        {"system": system_of(found.config.model)} | sizes | {name: row[name] for name in kept}
+        | {"weights_sha256": sha256, "recipe": row["recipe"]}
+    )  # fmt: skip
+
+
+def _rounded(value: Any) -> Any:
+    """Eight decimals of a nat are more than any interval is worth, and can be read."""
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_rounded(part) for part in value]
+    return round(value, 8) if isinstance(value, float) else value
+
+
+def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision: str) -> None:
+    kind = np.float64 if precision == "float64" else np.float32
+    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
+    text = re.sub(r"\[\n[^][{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text)  # a list of numbers, a line
+    try:
+        with whole_or_absent(out) as folder:
+            (folder / JSON).write_text(text + "\n", encoding="utf-8")
+            (folder / PAGE).write_text(draw(result), encoding="utf-8")
+            save_file({name: each.astype(kind) for name, each in nats.items()}, folder / NATS)
+    except FileExistsError:
+        raise UserError(f"{out} has come to exist meanwhile; give another folder with --out") from None
+
+
+def _draw_again(finished: Path, data: str | None) -> dict[str, Any]:
+    if data is not None:
+        raise UserError(f"{finished} is a finished analysis, whose page is drawn again; give a model, or no --data")
+    try:
+        result = json.loads(finished.read_text(encoding="utf-8"))
+        if result["format"] != FORMAT:
+            raise ValueError(f"it says {result['format']!r}, not {FORMAT!r}")
+        page = draw(result)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{finished} is not an analysis that can be drawn ({error}); analyze the model anew") from None
+    (finished.parent / PAGE).write_text(page, encoding="utf-8")
+    print(f"open {finished.parent / PAGE}")
+    return result
+
+
+def _report(result: dict[str, Any], out: Path) -> None:
+    data, scores, lines = result["data"], result["scores"], list[tuple[str, float, list[float] | None]]()
+    if "gain" in scores["all"]:
+        gain = scores["all"]["gain"]
+        lines.append(("gain over the control", gain["nats"][0], gain["interval"][0]))
+    if "absent" not in result["slots"]:
+        none, lags = result["slots"]["all"], result["lags"]
+        lines.append(("all slots silent", none["increase"], none["interval"]))
+        for way in ("cut", "shuffled"):
+            lines.append((f"all of the past {way}", lags[way]["increase"][0], lags[way]["interval"][0]))
+    if "absent" not in result["stride"]:
+        own = result["stride"]["model"]
+        lines.append((f"stride {own['stride'][-1]} of {own['stride'][0]}", own["increase"][-1], own["interval"][-1]))
+    print(f"{data['name']}: {data['tokens']:,} tokens, ppl_token {scores['model']['ppl_token']:.4f}; nats per token:")
+    for name, value, interval in lines:
+        print(f"  {name:26} {value:+.4f}" + (" [{:+.4f}, {:+.4f}]".format(*interval) if interval else ""))
+    print(f"open {out / PAGE}")

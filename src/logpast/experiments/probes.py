@@ -1,0 +1,124 @@
+"""What can be asked of a model and its past: the past changed in one way at a time, and tokens told apart by kind.
+
+A change is made where the past enters the model, `front`, so that the scorer and the rest of the model stay as they
+are. What it does to a window depends on that window alone: results do not depend on the batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from logpast.data import TokenStore
+from logpast.data.windows import Streams
+from logpast.models import Transformer
+
+Change = Callable[[Tensor], Tensor]
+Kinds = NDArray[np.int64]
+
+PERMUTATIONS = 64  # that windows are dealt, so that no figure hangs on a single one
+NEVER = -1
+
+
+@contextmanager
+def changed_past(model: Transformer, ids: Change | None = None, slots: Change | None = None) -> Iterator[None]:
+    """While it lasts the model sees another past: other ids (B, history), or other slots (B, L, d) made of them."""
+    front = model.front
+
+    def other(history: Tensor) -> Tensor:
+        made = front(ids(history) if ids else history)
+        return slots(made) if slots else made
+
+    model.front = other  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del model.front
+
+
+def silent(places: list[int]) -> Change:
+    """Slots at these places of the sequence become zero vectors, after any LayerNorm; their positions stay."""
+    return lambda slots: slots.index_fill(1, torch.tensor(places, device=slots.device), 0)
+
+
+def cut_beyond(lag: int) -> Change:
+    """What lies farther back than `lag` tokens before the window is no token."""
+
+    def change(history: Tensor) -> Tensor:
+        lags = torch.arange(history.shape[1], 0, -1, device=history.device)
+        return history.masked_fill(lags > lag, -1)
+
+    return change
+
+
+def shuffled_beyond(lag: int, history: int, seed: int, device: torch.device | str = "cpu") -> Change:
+    """What lies farther back than `lag` tokens is put into random order; where there is no token there stays none.
+
+    There are 64 orders, drawn by `seed`; the ids of a window's history say which one it gets.
+    """
+    far = max(0, history - lag)
+    keys = torch.rand(PERMUTATIONS, history, generator=torch.Generator().manual_seed(seed)).to(device)
+
+    def change(ids: Tensor) -> Tensor:
+        which = ids.clamp(min=0).sum(dim=1) % PERMUTATIONS
+        old = ids[:, :far]
+        # what is missing lies before all else, and with the lowest key it stays there
+        order = keys[which, :far].masked_fill(old < 0, -1).argsort(dim=1, stable=True)
+        return torch.cat([old.gather(1, order), ids[:, far:]], dim=1)
+
+    return change
+
+
+def places_in_stream(store: TokenStore, streams: Streams) -> Kinds:
+    """Of each token: how many tokens of its stream come before it."""
+    place = np.arange(len(store))
+    return place - np.repeat(store.documents.start, store.documents.tokens) if streams == "document" else place
+
+
+def last_seen(tokens: NDArray[np.integer], place: Kinds, window: int) -> Kinds:
+    """Of each token: where it last occurred: 0 for in the window before it, else its lag before the window, or NEVER.
+
+    Args:
+        tokens: ids in the order of the text.
+        place: from `places_in_stream`.
+        window: m; windows start at positions 0, m, 2m, … of a stream, whose first token is at position 1.
+    """
+    order = np.argsort(tokens, kind="stable")
+    one, next_one = order[:-1], order[1:]
+    begin = np.arange(len(tokens)) - place
+    again = (tokens[one] == tokens[next_one]) & (begin[one] == begin[next_one])
+    before = np.full(len(tokens), NEVER)
+    before[next_one[again]] = place[one[again]]
+    start = place // window * window
+    return np.where(before == NEVER, NEVER, np.maximum(start - (before + 1), 0))
+
+
+def occurrences(store: TokenStore) -> Kinds:
+    """How often each id of the vocabulary stands in a text."""
+    counts, piece = np.zeros(store.tokenizer.size, np.int64), 1 << 24  # bincount makes 64-bit numbers of what it reads
+    for first in range(0, len(store), piece):
+        counts += np.bincount(store.tokens[first : first + piece], minlength=len(counts))
+    return counts
+
+
+def doubling(largest: int) -> list[int]:
+    """1, 2, 4, … as far as `largest`: where bins on a logarithmic axis begin."""
+    return [2**power for power in range(max(0, largest).bit_length())]
+
+
+def groups_of(store: TokenStore, tokens: int, window: int, fewest: int = 20, blocks: int = 50) -> tuple[Kinds, str]:
+    """Which tokens are drawn together when intervals are made, and what these groups are.
+
+    Documents if there are at least `fewest` in the first so many tokens, else about `blocks` runs of whole windows.
+    """
+    there = int(((store.documents.start < tokens) & (store.documents.tokens > 0)).sum())
+    if there >= fewest:
+        index = np.searchsorted(store.documents.start, np.arange(tokens), side="right") - 1
+        return index, f"{there:,} documents"
+    size = window * max(1, -(-tokens // (window * blocks)))
+    return np.arange(tokens) // size, f"{-(-tokens // size):,} blocks of {size:,} tokens"

@@ -1,0 +1,349 @@
+"""`logpast analyze` end to end: each part against the saved nats, systems it half applies to, mistakes, the page."""
+
+import json
+import math
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from logpast.cli import main
+from logpast.data import TokenStore, open_tokens, prepare
+from logpast.data.preparation import is_prepared
+from logpast.experiments.analysis import analyze
+from logpast.experiments.evaluation import evaluate
+from logpast.models import LogMemoryConfig, LogMemoryTransformer, ModelConfig, RecentConfig, TransformerXLConfig
+from logpast.scoring import score
+from logpast.training.checkpoint import find_checkpoint
+from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
+from logpast.training.loop import train
+
+SIZES = {"window": 8, "layers": 1, "heads": 2, "width": 16}
+MODELS: dict[str, ModelConfig] = {
+    "memory": LogMemoryConfig(slots=17, sharpness=20, **SIZES),
+    "control": RecentConfig(slots=5, **SIZES),
+    "plain": RecentConfig(slots=0, **SIZES),
+    "xl": TransformerXLConfig(memory=8, **SIZES),
+}
+PLOTS = 6
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> dict[str, Path]:
+    """A model of each kind, hardly trained."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, model in MODELS.items():
+        train(TrainConfig(
+            run=folder / name, data=DataConfig(train=str(store.path)), model=model, steps=20, batch_size=8,
+            optimizer=OptimizerConfig(1e-2, 1e-3, warmup_steps=2), accelerator="cpu", tensorboard=False,
+        ))  # fmt: skip
+    return {name: folder / name for name in MODELS}
+
+
+@pytest.fixture(scope="module")
+def done(runs: dict[str, Path], store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The memory model beside its control."""
+    out = tmp_path_factory.mktemp("done") / "analysis"
+    analyze(runs["memory"], str(store.path), runs["control"], out, limit=205, finest=4, device="cpu")
+    return out
+
+
+@pytest.fixture
+def result(done: Path) -> dict[str, Any]:
+    return json.loads((done / "analysis.json").read_text())
+
+
+@pytest.fixture
+def nats(done: Path) -> dict[str, np.ndarray]:
+    return load_file(done / "nats.safetensors")
+
+
+def mean(values: list[float]) -> Any:
+    return pytest.approx(math.fsum(values) / len(values), abs=1e-6)
+
+
+def test_nats_are_those_of_eval(
+    runs: dict[str, Path], store: TokenStore, result: dict[str, Any], nats: dict[str, np.ndarray]
+) -> None:
+    for name, run in (("model", "memory"), ("control", "control")):
+        scores = evaluate(runs[run], str(store.path), device="cpu")
+        assert float(nats[name].sum(dtype=float)) == pytest.approx(scores["nats"], rel=1e-6)
+        assert result["scores"][name]["ppl_token"] == pytest.approx(scores["ppl_token"], rel=1e-5)
+        assert len(nats[name]) == scores["tokens"] == result["data"]["tokens"]
+    gain = result["scores"]["all"]["gain"]
+    assert gain["nats"][0] == mean(list(nats["control"].astype(float) - nats["model"]))
+    assert gain["interval"][0][0] < gain["nats"][0] < gain["interval"][0][1]
+
+
+def test_by_position(result: dict[str, Any], nats: dict[str, np.ndarray]) -> None:
+    each, binned = result["position"]["each"], result["position"]["binned"]
+    assert (binned["from"], binned["to"]) == ([0, 1, 2, 4], [0, 1, 3, 7])
+    assert sum(each["tokens"]) == sum(binned["tokens"]) == len(nats["model"])
+    for position in range(8):
+        assert each["model"]["nats"][position] == mean([float(n) for n in nats["model"][position::8]])
+        assert each["control"]["nats"][position] == mean([float(n) for n in nats["control"][position::8]])
+    gain = [float(c) - float(m) for c, m in zip(nats["control"], nats["model"], strict=True)]
+    for i, (first, last) in enumerate(zip(binned["from"], binned["to"], strict=True)):
+        assert binned["gain"]["nats"][i] == mean([g for n, g in enumerate(gain) if first <= n % 8 <= last])
+
+
+def test_by_frequency(result: dict[str, Any], nats: dict[str, np.ndarray], store: TokenStore) -> None:
+    part, counts = result["frequency"], Counter(store.tokens.tolist())
+    assert (part["counted_in"], part["counted_tokens"]) == (store.name, len(store))
+    assert sum(part["tokens"]) == len(store)
+    assert len(part["from"]) >= 3
+    for i, (first, last) in enumerate(zip(part["from"], part["to"], strict=True)):
+        bin_ = [float(n) for n, token in zip(nats["model"], store.tokens.tolist(), strict=True)
+                if first <= counts[token] <= last]  # fmt: skip
+        assert part["tokens"][i] == len(bin_)
+        assert part["model"]["nats"][i] == mean(bin_)
+
+
+def test_by_last_occurrence(result: dict[str, Any], nats: dict[str, np.ndarray], store: TokenStore) -> None:
+    """In the window, before it and among the control's 5, farther and among the model's 16, still farther, never."""
+    where, stream = result["last_seen"]["where"], [-1, *store.tokens.tolist()]
+    gains: list[list[float]] = [[] for _ in range(5)]
+    for target in range(1, len(stream)):
+        start = (target - 1) // 8 * 8
+        sights = (start, max(0, start - 5), max(0, start - 16), 0)
+        kind = sum(stream[target] not in stream[first:target] for first in sights)
+        gains[kind].append(float(nats["control"][target - 1]) - float(nats["model"][target - 1]))
+    assert len(where["kinds"]) == 5
+    assert where["tokens"] == [len(kind) for kind in gains]
+    for kind in range(5):
+        assert where["gain"]["nats"][kind] == mean(gains[kind])
+    lags = result["last_seen"]["by_lag"]
+    assert sum(lags["tokens"]) == len(store)
+    assert (lags["from"][:4], lags["to"][:4]) == ([-1, 0, 1, 2], [-1, 0, 1, 3])
+    assert lags["tokens"][:2] == [len(gains[4]), len(gains[0])]
+
+
+def test_slots_and_lags(result: dict[str, Any], nats: dict[str, np.ndarray]) -> None:
+    slots, lags = result["slots"], result["lags"]
+    whole = nats["model"][:205].astype(float)
+    assert slots["tokens"] == lags["tokens"] == 205
+    assert slots["lag"] == pytest.approx([2 ** (i / 4) for i in range(17)], abs=1e-5)
+    assert lags["lag"] == [0, 1, 2, 4, 8, 16]
+    passes = {f"slot {i} silent": slots["increase"][i - 1] for i in range(1, 18)}
+    passes |= {"all slots silent": slots["all"]["increase"]}
+    for way in ("cut", "shuffled"):
+        passes |= {f"{way} beyond {lag}": lags[way]["increase"][i] for i, lag in enumerate(lags["lag"])}
+    for name, increase in passes.items():
+        assert len(nats[name]) == 205
+        assert increase == mean(list(nats[name] - whole))
+    assert len({round(value, 6) for value in slots["increase"]}) > 10  # each is another
+    for way in ("cut", "shuffled"):
+        assert lags[way]["increase"][0] != 0
+        assert lags[way]["increase"][-1] == 0
+        assert lags[way]["interval"][-1] == [0, 0]
+
+
+def test_strides(result: dict[str, Any], nats: dict[str, np.ndarray], runs: dict[str, Path], store: TokenStore) -> None:
+    part = result["stride"]
+    assert part["tokens"] == 205
+    for name, run in (("model", "memory"), ("control", "control")):
+        own, model = part[name], find_checkpoint(runs[run]).load_model()
+        assert (own["stride"], own["cost"]) == ([8, 4, 2], [1, 2, 4])
+        for i, stride in enumerate(own["stride"]):
+            expected = score(model, store, 8, model.history, 5, stride=stride)[:205]
+            assert own["ppl_token"][i] == pytest.approx(math.exp(expected.mean()), rel=1e-5)
+            assert own["increase"][i] == pytest.approx(expected.mean() - nats[name][:205].mean(), abs=1e-6)
+        assert own["interval"][0] == [0, 0]
+
+
+def test_only_the_slot_that_is_used_matters(
+    runs: dict[str, Path], store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 17 slots all but the fifth nearest are empty to begin with."""
+    front = LogMemoryTransformer.front
+
+    def one_slot(self: LogMemoryTransformer, history: torch.Tensor) -> torch.Tensor:
+        slots = front(self, history)
+        return torch.cat([torch.zeros_like(slots[:, :12]), slots[:, 12:13], torch.zeros_like(slots[:, 13:])], dim=1)
+
+    monkeypatch.setattr(LogMemoryTransformer, "front", one_slot)
+    result = analyze(runs["memory"], str(store.path), out=tmp_path / "out", limit=100, finest=1, device="cpu")
+    slots = result["slots"]
+    assert slots["increase"][4] == slots["all"]["increase"] != 0
+    assert [increase for i, increase in enumerate(slots["increase"]) if i != 4] == [0] * 16
+    assert result["lags"]["cut"]["increase"][0] != 0
+
+
+def test_a_control_looks_no_farther_than_its_slots(runs: dict[str, Path], store: TokenStore, tmp_path: Path) -> None:
+    result = analyze(runs["control"], str(store.path), out=tmp_path / "out", limit=100, finest=1, device="cpu")
+    assert result["slots"]["lag"] == [1, 2, 3, 4, 5]
+    assert result["lags"]["lag"] == [0, 1, 2, 4, 5]
+    assert result["lags"]["cut"]["increase"][3] != 0 == result["lags"]["cut"]["increase"][4]
+    assert result["stride"]["model"]["stride"] == [8]
+    assert result["control"] is None
+    assert "gain" not in result["position"]["each"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("<img") == PLOTS
+    assert "after the memory's LayerNorm" not in page
+
+
+@pytest.mark.parametrize(("name", "plots", "why"), [("plain", 4, "no slots"), ("xl", 3, "carries a state")])
+def test_what_does_not_apply_is_said(
+    runs: dict[str, Path], store: TokenStore, tmp_path: Path, name: str, plots: int, why: str
+) -> None:
+    out = tmp_path / "out"
+    result = analyze(runs[name], str(store.path), runs["memory"], out, limit=100, finest=2, device="cpu")
+    assert why in result["slots"]["absent"]
+    assert why in result["lags"]["absent"]
+    assert ("absent" in result["stride"]) == (name == "xl")
+    page = (out / "report.html").read_text()
+    assert page.count("<img") == plots
+    assert page.count("Does not apply") == PLOTS - plots
+    assert why in page
+    assert sum(result["position"]["each"]["tokens"]) == len(store)
+    assert result["last_seen"]["where"]["kinds"][-2:] == ["before the window", "never before"]
+
+
+def test_the_page_has_every_plot_and_is_drawn_again_without_the_model(
+    done: Path, result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (done / "report.html").read_text()
+    assert page.count("<img") == page.count("data:image/png;base64,") == PLOTS
+    assert "Does not apply" not in page
+    for word in ("position in the window", "frequency", "last occurred", "Which slots", "How far back", "stride",
+                 "after the memory's LayerNorm", result["revision"]):  # fmt: skip
+        assert word in page
+    copy = tmp_path / "elsewhere"
+    copy.mkdir()
+    shutil.copy(done / "analysis.json", copy)
+    with pytest.raises(SystemExit) as stop:
+        main(["analyze", str(copy)])
+    assert not stop.value.code, capsys.readouterr().err
+    again = (copy / "report.html").read_text()
+    assert again.count("<img") == PLOTS
+    assert [line for line in again.splitlines() if "<img" not in line] == [
+        line for line in page.splitlines() if "<img" not in line
+    ]
+
+
+def test_results_do_not_depend_on_the_batch_size_and_the_order_on_the_seed(
+    done: Path, nats: dict[str, np.ndarray], runs: dict[str, Path], store: TokenStore, tmp_path: Path
+) -> None:
+    how = {"limit": 205, "finest": 1, "device": "cpu", "batch_size": 3}
+    analyze(runs["memory"], str(store.path), out=tmp_path / "same", **how)  # type: ignore[arg-type]
+    same = load_file(tmp_path / "same" / "nats.safetensors")
+    assert "shuffled beyond 2" in same
+    for name, values in same.items():
+        np.testing.assert_allclose(values, nats[name], rtol=1e-4, atol=1e-5)
+    analyze(runs["memory"], str(store.path), out=tmp_path / "other", seed=1, **how)  # type: ignore[arg-type]
+    other = load_file(tmp_path / "other" / "nats.safetensors")
+    np.testing.assert_array_equal(other["cut beyond 2"], same["cut beyond 2"])
+    assert not np.allclose(other["shuffled beyond 2"], same["shuffled beyond 2"], rtol=1e-4)
+
+
+def test_float64_and_streams_by_document(runs: dict[str, Path], store: TokenStore, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = analyze(runs["memory"], str(store.path), out=out, limit=50, finest=1, streams="document",
+                     precision="float64", device="cpu")  # fmt: skip
+    saved = load_file(out / "nats.safetensors")["model"]
+    assert saved.dtype == np.float64
+    model = find_checkpoint(runs["memory"]).load_model().double()
+    expected = score(model, store, 8, model.history, 4, "document")
+    np.testing.assert_allclose(saved, expected, rtol=1e-12)
+    ends = store.documents.tokens.tolist()
+    assert result["position"]["each"]["tokens"][0] == sum(-(-length // 8) for length in ends)
+
+
+def test_counts_are_of_the_training_text_where_it_is_at_hand(
+    runs: dict[str, Path], store: TokenStore, books: Path, tmp_path: Path
+) -> None:
+    text, how = str(books / "1.txt"), {"limit": 50, "finest": 1, "device": "cpu"}
+    trained = analyze(runs["plain"], text, out=tmp_path / "1", **how)["frequency"]  # type: ignore[arg-type]
+    assert (trained["counted_in"], trained["counted_tokens"]) == (store.name, len(store))
+    chosen = analyze(runs["plain"], text, out=tmp_path / "2", counts=text, **how)["frequency"]  # type: ignore[arg-type]
+    assert chosen["counted_tokens"] == sum(chosen["tokens"]) < len(store)
+    step = find_checkpoint(runs["plain"]).path
+    moved = tmp_path / "moved"
+    shutil.copytree(step, moved)
+    config = (moved / "config.yaml").read_text()
+    assert str(store.path) in config
+    (moved / "config.yaml").write_text(config.replace(str(store.path), str(tmp_path / "gone")))
+    state = json.loads((moved / "state.json").read_text())
+    state["sizes"]["config.yaml"] = (moved / "config.yaml").stat().st_size
+    (moved / "state.json").write_text(json.dumps(state))
+    own = analyze(moved, text, out=tmp_path / "3", **how)["frequency"]  # type: ignore[arg-type]
+    assert own["counted_tokens"] == sum(own["tokens"])
+    (moved / "config.yaml").write_text(config)
+    state["data"]["sha256"] = "of another text"
+    state["sizes"]["config.yaml"] = len(config.encode())
+    (moved / "state.json").write_text(json.dumps(state))
+    assert analyze(moved, text, out=tmp_path / "4", **how)["frequency"]["counted_tokens"] == own["counted_tokens"]  # type: ignore[arg-type]
+
+
+def test_is_prepared(books: Path, store: TokenStore, tmp_path: Path) -> None:
+    text = str(books / "0.txt")
+    for tokenizer in (str(store.path), "bpe-290"):
+        assert not is_prepared(text, tokenizer, tmp_path)
+        open_tokens(text, tokenizer, tmp_path)
+        assert is_prepared(text, tokenizer, tmp_path)
+    assert is_prepared(str(store.path))
+    assert not is_prepared(str(tmp_path / "nowhere.txt"), str(store.path), tmp_path)
+
+
+def test_identity_is_enough_to_know_the_weights_again(result: dict[str, Any], runs: dict[str, Path]) -> None:
+    import hashlib
+
+    for name, run in (("model", "memory"), ("control", "control")):
+        file = find_checkpoint(runs[run]).path / "model.safetensors"
+        assert result[name]["weights_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+        assert result[name]["recipe"]["model"]["slots"] == MODELS[run].slots  # type: ignore[attr-defined]
+        assert result[name]["step"] == 20
+    assert result["model"]["history"] == 16
+    assert len(result["data"]["sha256"]) == 64
+    assert result["hardware"]["device"] == "cpu"
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["analyze", *map(str, words)])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert error.startswith("logpast: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def test_mistakes_are_told_in_a_line(
+    runs: dict[str, Path], store: TokenStore, books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory, text, out = runs["memory"], store.path, tmp_path / "out"
+    assert "no checkpoint at" in error_of(capsys, tmp_path / "nowhere", "--data", text)
+    assert "--data" in error_of(capsys, memory)
+    assert "limit must be at least 1" in error_of(capsys, memory, "--data", text, "--limit", 0)
+    assert "finest must be at least 1" in error_of(capsys, memory, "--data", text, "--finest", 0)
+    short = tmp_path / "short.txt"
+    short.write_text("In the")
+    assert "use more text" in error_of(capsys, memory, "--data", short, "--out", out)
+    prepare([str(books)], tmp_path / "other", "bpe-280", workers=1)
+    train(TrainConfig(run=tmp_path / "rival", data=DataConfig(train=str(tmp_path / "other")), model=MODELS["control"],
+                      steps=1, batch_size=2, accelerator="cpu", tensorboard=False))  # fmt: skip
+    assert "another tokenizer" in error_of(
+        capsys, memory, "--data", text, "--control", tmp_path / "rival", "--out", out
+    )
+    assert not out.exists()
+
+
+def test_nothing_is_overwritten(
+    done: Path, runs: dict[str, Path], store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (done / "analysis.json").read_bytes()
+    assert "exists already" in error_of(capsys, runs["memory"], "--data", store.path, "--out", done)
+    assert "finished analysis" in error_of(capsys, done, "--data", store.path)
+    assert (done / "analysis.json").read_bytes() == before
+    (tmp_path / "analysis.json").write_text('{"format": "something else"}')
+    (tmp_path / "report.html").write_text("mine")
+    assert "something else" in error_of(capsys, tmp_path)
+    (tmp_path / "analysis.json").write_text("{")
+    assert "analyze the model anew" in error_of(capsys, tmp_path / "analysis.json")
+    assert (tmp_path / "report.html").read_text() == "mine"
