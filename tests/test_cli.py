@@ -132,6 +132,15 @@ def test_dashes_and_later_words_win(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsed(monkeypatch, "--config", recipe).resume is False
 
 
+@pytest.mark.parametrize(
+    ("words", "jitter"),
+    [("--data.jitter", True), ("--data.jitter --seed=3", True), ("--data.jitter false", False), ("", False)],
+)
+def test_a_bool_alone_is_true(words: str, jitter: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parsed(monkeypatch, "--config", RECIPES / "small-cpu.yaml", *words.split())
+    assert config.data.jitter is jitter
+
+
 def test_from_text_to_text(books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Five verbs in a row, as a person would type them."""
     sizes = [

@@ -137,6 +137,10 @@ def _parse(parser: ArgumentParser, argv: list[str]) -> dict[str, Any]:
         option = word.partition("=")[0].removesuffix("+")
         if option.startswith("--") and " " not in word and option not in known:
             raise UserError(f"unknown option {option}; {nearest(option, known)}")
+    bools = [name for a in parser._actions if getattr(a, "_typehint", None) is bool for name in a.option_strings]
+    for place, word in enumerate(argv):
+        if word in bools and [*argv, ""][place + 1] not in ("true", "false"):
+            argv[place] = f"{word}=true"  # --dry_run alone is enough
     try:
         values = parser.parse_args(argv).as_dict()
     except ArgumentError as error:

@@ -125,12 +125,11 @@ def _cell(
         if base not in recipes:
             recipes[base] = read_recipe(page.parent / base)
         base = recipes[base]
-    values = _with(as_recipe(deepcopy(base), page), settings, page) | {"run": "", "resume": "auto"}
-    seed = values.get("seed", 0)
+    values = _with(as_recipe(deepcopy(base), page), settings, page)
     labels = [choice.label for choice in picked if choice.axis != "seed"]
-    name = re.sub(r"[^\w.+-]+", "_", "-".join([*labels, f"seed{seed}"]))
+    name = re.sub(r"[^\w.+-]+", "_", "-".join([*labels, f"seed{values.get('seed', 0)}"]))
     try:
-        config = config_of(values | {"run": str(out / "runs" / name), "devices": 1}, page)
+        config = config_of(values | {"run": str(out / "runs" / name), "resume": "auto", "devices": 1}, page)
     except UserError as error:
         raise UserError(f"{error} (cell {name})") from None
     return Cell(name, {choice.axis: choice.value for choice in picked}, config, test)

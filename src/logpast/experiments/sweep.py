@@ -50,7 +50,7 @@ def sweep(
 
     Examples:
         logpast sweep recipes/sweep-toy.yaml
-        logpast sweep recipes/sweep-paper.yaml --dry_run true         # which cells, and which of them are finished
+        logpast sweep recipes/sweep-paper.yaml --dry_run              # which cells, and which of them are finished
         logpast sweep recipes/sweep-small.yaml --minutes 28           # the same again goes on
         logpast sweep recipes/sweep-paper.yaml --address auto         # on the Ray cluster that this machine is part of
 
@@ -74,6 +74,7 @@ def sweep(
             raise UserError(f"{name} must be above 0, got {value}")
     if jobs and address:
         raise UserError("--jobs is for cells without Ray; with --address, set cpus and gpus of a cell in the page")
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
     out = (out or Path("runs") / page.stem).absolute()
     plan = read_page(page)
     cells = cells_of(plan, page, out)
@@ -90,22 +91,22 @@ def sweep(
             if address is None:
                 _prepare_texts(left)
             runner: Runner = Cluster(address, plan.cpus, plan.gpus) if address else Processes(jobs)
-            failed = _Sweep(cells, done, out, runner, minutes).run()
+            failed = _Sweep(cells, done, out, runner, deadline).run()
     _tell(cells, done, failed, out)
     return [done[cell.key] for cell in cells if cell.key in done]
 
 
 def _finished(cells: list[Cell], out: Path) -> dict[str, Row]:
     """The row of each cell that has one, by the cell's key."""
-    place = out / "ledger.jsonl"
-    rows = ledger.read(place) if place.exists() else []
+    place, found = out / "ledger.jsonl", dict[str, Row]()
     keys = {cell.name: cell.key for cell in cells}
-    for row in rows:
-        mark = row["sweep"]
-        if keys.get(mark["cell"], mark["key"]) != mark["key"]:
-            raise UserError(f"{place} has a cell {mark['cell']} made by other settings; give another --out")
-    wanted = set(keys.values())
-    return {row["sweep"]["key"]: row for row in rows if row["sweep"]["key"] in wanted}
+    for row in ledger.read(place) if place.exists() else []:
+        name, key = row["sweep"]["cell"], row["sweep"]["key"]
+        if key in keys.values():
+            found[key] = row
+        elif name in keys:
+            raise UserError(f"{place} has a cell {name} that was made by other settings; give another --out")
+    return found
 
 
 @contextmanager
@@ -137,14 +138,14 @@ class _Sweep:
     """A sweep under way."""
 
     def __init__(
-        self, cells: list[Cell], done: dict[str, Row], out: Path, runner: Runner, minutes: float | None
+        self, cells: list[Cell], done: dict[str, Row], out: Path, runner: Runner, deadline: float | None
     ) -> None:
         self.cells, self.done, self.out, self.runner = cells, done, out, runner
         self.waiting = deque(cell for cell in cells if cell.key not in done)
         self.running: dict[Future[Row], Cell] = {}
         self.failed: dict[str, str] = {}
         self.begun, self.stopping = 0, False
-        self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
+        self.deadline = deadline
 
     def run(self) -> dict[str, str]:
         """Work until all cells are done or have failed, or time is up. Returns why cells failed, by name."""
@@ -262,7 +263,8 @@ def _tell(cells: list[Cell], done: dict[str, Row], failed: dict[str, str], out: 
                 cell.name, f"{scores['ppl_token']:.2f}", f"{scores['bits_per_byte']:.4f}",
                 f"{row['train_tokens']:,}", f"{row['seconds']:,.0f}",
             )  # fmt: skip
-    Console(emoji=False, highlight=False).print(table)
+    if done:
+        Console(emoji=False, highlight=False).print(table)
     left = len(cells) - len(done) - len(failed)
     go_on = f"; {left} to do: the same command goes on" if left else ""
     print(f"{len(done)} of {len(cells)} cells finished, rows in {out / 'ledger.jsonl'}{go_on}")
