@@ -20,6 +20,7 @@ from logpast.experiments.cell import work
 
 Job = dict[str, Any]  # what cell.work takes
 Row = dict[str, Any]
+COMMAND = [sys.executable, "-m", "logpast.experiments.cell"]  # a cell's own process
 RETRIES = 3  # how often Ray starts a cell again whose process or machine was lost; it goes on from its checkpoint
 
 
@@ -61,8 +62,7 @@ class Processes:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "logpast.experiments.cell"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=os.environ | place,
+                COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=os.environ | place,
                 start_new_session=True,  # Ctrl-C is for us: we tell the cells
             )  # fmt: skip
         self.running.add(process)
