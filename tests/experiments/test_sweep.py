@@ -299,6 +299,10 @@ class Pretended:
         self.now, self.begun, self.closed = 1000.0, list[str](), False
         self.pending: list[Future[dict[str, Any]]] = []
 
+    def look(self) -> float:
+        self.now += 0.01  # patience ends too
+        return self.now
+
     def start(self, job: dict[str, Any]) -> Future[dict[str, Any]]:
         future: Future[dict[str, Any]] = Future()
         name = Path(job["log"]).stem
@@ -327,7 +331,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pretended]:
     def install(**how: Any) -> Pretended:
         runner = Pretended(**how)
         monkeypatch.setattr(sweeps, "Processes", lambda jobs: runner)
-        monkeypatch.setattr(sweeps, "time", SimpleNamespace(monotonic=lambda: runner.now))
+        monkeypatch.setattr(sweeps, "time", SimpleNamespace(monotonic=runner.look))
+        monkeypatch.setattr(sweeps, "PATIENCE", 0.1)
         return runner
 
     return install
