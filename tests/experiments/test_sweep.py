@@ -296,7 +296,7 @@ class Pretended:
 
     def __init__(self, width: int = 1, seconds: float = 60, endless: tuple[str, ...] = ()) -> None:
         self.width, self.seconds, self.endless = width, seconds, endless
-        self.now, self.begun, self.closed = 1000.0, list[str](), False
+        self.now, self.begun, self.stopped, self.closed = 1000.0, list[str](), False, False
         self.pending: list[Future[dict[str, Any]]] = []
 
     def look(self) -> float:
@@ -316,6 +316,7 @@ class Pretended:
         return future
 
     def stop(self) -> None:
+        self.stopped = True
         for future in self.pending:
             future.set_exception(RuntimeError("stopped"))
 
@@ -367,11 +368,13 @@ def test_time_box(page: Changed, pretend: Callable[..., Pretended], capsys: pyte
     runner = pretend()
     assert len(sweep(place, out, minutes=3.5)) == 3  # a fourth would not end in time
     assert len(runner.begun) == 3
+    assert not runner.stopped
     assert runner.closed
     assert "3 of 6 cells finished" in capsys.readouterr().out
     runner = pretend(endless=("slots9-k20-seed0",))
     assert len(sweep(place, out, minutes=0.5)) == 3  # one is begun all the same, and told to stop
     assert runner.begun == ["slots9-k20-seed0"]
+    assert runner.stopped
     assert "3 to do: the same command goes on" in capsys.readouterr().out
     pretend()
     assert len(sweep(place, out)) == 6
@@ -393,6 +396,7 @@ def test_ctrl_c_lets_cells_save(
     monkeypatch.setattr(sweeps, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sweep(place, out)
+    assert runner.stopped
     assert runner.closed
     assert [row["sweep"]["cell"] for row in ledger.read(out / "ledger.jsonl")] == ["slots5-delta-seed0"]
 
