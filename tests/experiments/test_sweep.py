@@ -350,6 +350,9 @@ def test_finished_cells_are_not_run_again(page: Changed, pretend: Callable[..., 
     assert len(ledger.read(out / "ledger.jsonl")) == 3
     with pytest.raises(UserError, match="slots5-seed0 that was made by other settings; give another --out"):
         sweep(page(grids=[{"model.slots": [5]}], set={"steps": 70}), out)
+    ledger.append(out / "ledger.jsonl", {"recorded": "by hand"})
+    with pytest.raises(UserError, match="no sweep's; give another --out"):
+        sweep(page(), out)
 
 
 def test_listing_runs_nothing(
@@ -413,7 +416,7 @@ def test_one_sweep_at_a_time(page: Changed, pretend: Callable[..., Pretended]) -
 
 
 def test_one_process_at_a_time_on_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells_module, "PATIENCE", 0.3)
+    monkeypatch.setattr(cells_module, "PATIENCE", 0.1)
     log = tmp_path / "cell.log"
     with cells_module._logging_to(log), pytest.raises(UserError, match="another process is at work"):
         work({"log": str(log), "config": {}, "test": ""})

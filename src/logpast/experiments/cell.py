@@ -33,7 +33,7 @@ from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
 from logpast.training.loop import train
 
-PATIENCE = 60.0  # seconds that a process which was told to stop has for it, and that its successor waits
+PATIENCE = 60.0  # seconds that a process which was told to stop has for it; its successor waits longer
 
 
 def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _logging_to(log: Path) -> Iterator[None]:
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as lock, log.open("ab") as file:  # two, for processes that we start get the second
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + 2 * PATIENCE
         while not _locked(lock):
             if time.monotonic() > end:
                 raise UserError(f"another process is at work on this cell ({log} is locked); end it first")

@@ -60,8 +60,8 @@ def sweep(
             not done again. On a cluster, all machines must see it under this name.
         jobs: cells at a time on this machine; by default one on each GPU, or one on the CPU. CUDA_VISIBLE_DEVICES
             chooses GPUs.
-        address: run the cells through Ray, which then decides where and how many at a time: auto for the cluster of
-            this machine, HOST:PORT or ray://HOST:PORT for another, local to start one here for this sweep alone.
+        address: run the cells through Ray, which then decides where and how many at a time: auto or HOST:PORT for the
+            cluster that this machine is part of (`ray start`), local to start one here for this sweep alone.
         minutes: stop after so long. Cells then under way save, to be gone on with; none is begun that would not end
             in time, to go by the longest so far.
         dry_run: only list the cells.
@@ -101,6 +101,8 @@ def _finished(cells: list[Cell], out: Path) -> dict[str, Row]:
     place, found = out / "ledger.jsonl", dict[str, Row]()
     keys = {cell.name: cell.key for cell in cells}
     for row in ledger.read(place) if place.exists() else []:
+        if "sweep" not in row:
+            raise UserError(f"{place} has rows that are no sweep's; give another --out")
         name, key = row["sweep"]["cell"], row["sweep"]["key"]
         if key in keys.values():
             found[key] = row
