@@ -60,8 +60,18 @@ def test_every_verb_teaches_by_example(verb: str, capsys: pytest.CaptureFixture[
     assert f"\n    logpast {verb} " in text or f"\n    logpast {verb}\n" in text
 
 
+@pytest.mark.parametrize("words", [["paper"], ["paper", "--help"]])
+def test_a_word_alone_lists_its_verbs(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*words) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
+        verb.split() for verb in VERBS if verb.startswith("paper ")
+    ]
+
+
 def test_unknown_words_get_the_nearest_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "did you mean train" in error_of(capsys, "trian")
+    assert "did you mean paper table1" in error_of(capsys, "paper", "tabel1")
+    assert "unknown verb 'resluts'; did you mean results" in error_of(capsys, "resluts", "pages")
     assert "did you mean --checkpoint" in error_of(capsys, "eval", "--chekpoint", "x", "--data", "y")
     assert "did you mean --model.slots" in error_of(capsys, "train", "--model.slotss", 3)
     assert "did you mean recent" in error_of(capsys, "train", "--model", "recnt")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from logpast.data import TokenStore
 from logpast.experiments.evaluation import evaluate
@@ -118,6 +119,56 @@ def test_the_head_is_cross_entropy(dtype: torch.dtype) -> None:
         assert ours.grad is not None
         assert true.grad is not None
         assert float((ours.grad - true.grad).norm() / true.grad.norm()) < (2e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("length", "heads", "depth"), [(309, 12, 64), (512, 2, 128), (37, 3, 16), (300, 1, 32)])
+def test_attention_is_attention(dtype: torch.dtype, length: int, heads: int, depth: int) -> None:
+    """And the same to the bit when done again."""
+    from logpast.models import attention
+
+    torch.manual_seed(0)
+    packed = torch.randn(3, length, 3 * heads * depth, device="cuda").to(dtype).requires_grad_()
+    bias, up = torch.zeros(packed.shape[-1], device="cuda", requires_grad=True), torch.randn(3, length, heads * depth)
+    assert attention.fits(packed[..., : heads * depth], heads)
+    seen = []
+    for _ in range(2):
+        packed.grad = bias.grad = None
+        mixed = attention.attend(packed, bias, heads)
+        mixed.backward(up.to(mixed))
+        seen.append([mixed.detach(), packed.grad, bias.grad])
+    assert all(torch.equal(*both) for both in zip(*seen, strict=True))
+    exact = packed.detach().double().requires_grad_()
+    query, key, value = exact.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    score = (query @ key.mT / depth**0.5).masked_fill(~torch.ones(length, length, device="cuda").tril().bool(), -1e9)
+    true = (score.softmax(-1) @ value).transpose(1, 2).flatten(2)
+    true.backward(up.to(true))
+    assert exact.grad is not None
+    for ours, right in zip(seen[0], (true.detach(), exact.grad, exact.grad.sum((0, 1))), strict=True):
+        assert float((ours - right).norm() / right.norm()) < (1e-2 if dtype == torch.bfloat16 else 2e-3)
+
+
+def test_a_block_is_that_of_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-2 Small's sizes under autocast: costs and gradients with our kernels and without, against float32."""
+    from logpast.models import RecentConfig, attention, build, gelu, norm
+
+    torch.manual_seed(0)
+    model = build(RecentConfig(layers=2, vocabulary=1024)).cuda()
+    ids = torch.randint(0, 1024, (8, 310), device="cuda")
+
+    def gradients(low: bool) -> list[Tensor]:
+        model.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=low):
+            model(ids[:, :53], ids[:, 53:-1], ids[:, 54:]).mean().backward()
+        return [p.grad.double() for p in model.parameters() if p.grad is not None]
+
+    exact, ours = gradients(low=False), gradients(low=True)
+    for module in (attention, gelu, norm):
+        monkeypatch.setattr(module, "fits", lambda *given: False)
+    theirs = gradients(low=True)
+    for true, one, other in zip(exact, ours, theirs, strict=True):
+        off, usual = ((some - true).norm() for some in (one, other))
+        assert off <= 1.5 * usual + 1e-3 * true.norm()
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

@@ -35,25 +35,6 @@ def test_paper_accounting_on_wikitext(slots: int, scored: int, unscored: int, ra
     assert math.log(result["ppl_word"]) / math.log(result["ppl_token"]) == pytest.approx(ratio, abs=5e-5)
 
 
-# mean of ln(per-word)/ln(raw) over the three k of each row of Table A1
-TABLE_A1 = {
-    5: [(19.74, 31.31), (19.71, 31.26), (19.77, 31.37)], 9: [(19.46, 30.80), (19.45, 30.80), (19.47, 30.82)],
-    13: [(19.03, 28.46), (19.00, 28.41), (19.20, 28.75)], 17: [(18.97, 30.87), (18.75, 30.45), (18.88, 30.69)],
-    21: [(18.56, 28.72), (18.47, 28.56), (18.52, 28.64)], 25: [(18.23, 28.91), (18.24, 28.93), (18.34, 29.13)],
-    29: [(18.29, 27.54), (18.26, 27.49), (18.31, 27.58)], 33: [(17.56, 27.35), (17.58, 27.39), (17.48, 27.21)],
-    37: [(17.36, 24.51), (17.19, 24.24), (17.13, 24.14)], 41: [(17.18, 28.07), (17.20, 28.12), (17.09, 27.90)],
-    45: [(17.00, 25.72), (17.03, 25.78), (17.07, 25.85)], 49: [(17.02, 26.38), (17.00, 26.35), (17.02, 26.38)],
-    53: [(16.89, 23.76), (16.86, 23.71), (16.76, 23.56)],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("slots", TABLE_A1)
-def test_paper_accounting_meets_every_row_of_table_a1(slots: int) -> None:
-    printed = np.mean([math.log(word) / math.log(raw) for raw, word in TABLE_A1[slots]])
-    span = metrics.paper_span(WIKITEXT.tokens, 256, paper_horizon(slots))
-    assert (span.stop - span.start) / WIKITEXT.words == pytest.approx(printed, abs=1e-4)
-
-
 def test_paper_accounting_needs_enough_text() -> None:
     with pytest.raises(UserError, match="scores nothing"):
         metrics.paper_span(5_000, 256, 8192)

@@ -64,7 +64,8 @@ def test_the_wheel_in_a_clean_environment(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("logpast-*.whl")
     with zipfile.ZipFile(wheel) as content:
         names = {name for name in content.namelist() if ".dist-info/" not in name}
-    assert names == {f"logpast/{p.relative_to(SOURCE).as_posix()}" for p in SOURCE.rglob("*.py")} | {"logpast/py.typed"}
+    sources = [*SOURCE.rglob("*.py"), SOURCE / "py.typed", SOURCE / "experiments" / "paper.yaml"]
+    assert names == {f"logpast/{path.relative_to(SOURCE).as_posix()}" for path in sources}
 
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "clean")], check=True)
     python = str(tmp_path / "clean" / "bin" / "python")
@@ -85,6 +86,7 @@ for name in {modules}: importlib.import_module(name)
     for words in (
         "--help",
         "filters --out filters.png",
+        "paper accounting",
         f"train --run run --data.train text.txt --data.tokenizer bpe-300 --steps 2 {small}",
         "eval --checkpoint run --data text.txt",
         "generate --checkpoint run --tokens 5",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from logpast.data import TokenStore
 from logpast.filters import FilterBank
 from logpast.models import LogMemoryConfig, RecentConfig, Transformer, build
+from logpast.models.transformer import through
 from logpast.scoring import figures, per_document, score
 
 SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
@@ -55,10 +56,7 @@ def brute_force(model: Transformer, stream: list[int]) -> list[float]:
             for lag in range(1, min(len(before), slots) + 1):
                 front[slots - lag] = table[before[-lag]]
         x = torch.cat([front, table[stream[start:target]]]) + model.positions.weight[: slots + target - start]
-        x = x.unsqueeze(0)
-        for block in model.blocks:
-            x = block(x)
-        logits = table @ model.norm(x)[0, -1]
+        logits = table @ through(model.blocks, x.unsqueeze(0), model.norm)[0, -1]
         nats.append(float(torch.logsumexp(logits, 0) - logits[stream[target]]))
     return nats
 

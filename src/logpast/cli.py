@@ -37,6 +37,17 @@ VERBS = {
     "sweep": Verb("logpast.experiments.sweep", "sweep", "train and score every cell of a grid", "page", "PAGE"),
     "generate": Verb("logpast.generation", "generate", "write on from a prompt"),
     "filters": Verb("logpast.experiments.figures", "draw_filters", "draw the filters (the paper's Figures 1 and A1)"),
+    "results": Verb(
+        "logpast.experiments.results", "results", "print, filter and plot what was measured", "where", "[WHERE …]"
+    ),
+    "results pages": Verb("logpast.experiments.pages", "pages", "bring the figures on the pages up to date"),
+    "paper fig1": Verb("logpast.experiments.paper", "fig1", "draw the paper's Figure 1: the filters"),
+    "paper figA1": Verb("logpast.experiments.paper", "fig_a1", "draw its Figure A1: wider and narrower filters"),
+    "paper results-figure": Verb("logpast.experiments.paper", "results_figure", "draw its results, and ours"),
+    "paper table1": Verb("logpast.experiments.paper", "table1", "its Table 1: systems of similar size"),
+    "paper tableA1": Verb("logpast.experiments.paper", "table_a1", "its Table A1: WikiText-103, and ours"),
+    "paper tableA2": Verb("logpast.experiments.paper", "table_a2", "its Table A2: PG-19, and ours"),
+    "paper accounting": Verb("logpast.experiments.paper", "accounting", "what its per-word figures appear to count"),
 }
 
 OVERVIEW = """logpast {version}: a long past for transformers at the price of a short window
@@ -77,17 +88,16 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        width = max(map(len, VERBS))
-        print(
-            OVERVIEW.format(version=__version__, verbs="\n".join(f"  {n:{width}}  {v.about}" for n, v in VERBS.items()))
-        )
+        print(OVERVIEW.format(version=__version__, verbs=_listed(list(VERBS))))
+        return 0
+    group = _group(argv[0])
+    if group and argv[0] not in VERBS and argv[1:] in ([], ["-h"], ["--help"]):
+        print(_listed(group))
         return 0
     if argv[0] == "--version":
         print(__version__)
         return 0
-    name = " ".join(argv[:2]) if argv[0] == "data" else argv[0]
-    if name not in VERBS:
-        raise UserError(f"unknown verb {name!r}; {nearest(name, list(VERBS))}")
+    name = _verb_in(argv)
     verb, rest = VERBS[name], [_underscored(word) for word in argv[len(name.split()) :]]
     function = getattr(importlib.import_module(verb.module), verb.function)
     if name == "train":
@@ -95,16 +105,39 @@ def run(argv: list[str]) -> int:
     else:
         parser = _parser(name, function)
         if verb.positional:
+            many = ("*" if verb.metavar.startswith("[") else "+") if "…" in verb.metavar else None
+            none: dict[str, Any] = {"default": []} if many == "*" else {}
             parser.add_argument(
                 verb.positional,
-                nargs="+" if verb.metavar.endswith("…") else None,
-                type=str if verb.metavar.endswith("…") else Path,
-                metavar=verb.metavar.removesuffix(" …"),
+                nargs=many,
+                **none,
+                type=str if many else Path,
+                metavar=verb.metavar.strip("[ …]"),
                 help=_help_of(function, verb.positional),
             )
         parser.add_function_arguments(function, skip={verb.positional} if verb.positional else set(), fail_untyped=True)
         function(**_parse(parser, rest))
     return 0
+
+
+def _verb_in(argv: list[str]) -> str:
+    """The verb that the words begin with; of two words where there is such a one."""
+    for name in (" ".join(argv[:2]), argv[0]):
+        if name in VERBS:
+            return name
+    group = _group(argv[0])
+    name = " ".join(argv[:2]) if group else argv[0]
+    raise UserError(f"unknown verb {name!r}; {nearest(name, group or list(VERBS))}")
+
+
+def _group(word: str) -> list[str]:
+    """The verbs of two words that begin with this one."""
+    return [name for name in VERBS if name.startswith(f"{word} ")]
+
+
+def _listed(names: list[str]) -> str:
+    width = max(map(len, names))
+    return "\n".join(f"  {name:{width}}  {VERBS[name].about}" for name in names)
 
 
 def _parser(name: str, function: Callable[..., Any]) -> ArgumentParser:

@@ -1,4 +1,4 @@
-"""The Triton kernels against their definitions, in Triton's interpreter: run by test_fused.py, in a process of its own.
+"""The memory's Triton kernels against their definitions, in Triton's interpreter: run by test_fused.py.
 
 bf16 is left to `make test-gpu`: the interpreter's products of bf16 are wrong.
 """
@@ -7,12 +7,10 @@ import pytest
 import torch
 from test_memory import BANKS as FEW
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from logpast.filters import FilterBank
 from logpast.memory import LogMemory, fused
-from logpast.models import head
 
 BOUNDS = {torch.float32: 5e-6, torch.float16: 2e-3}
 BANKS = [*FEW, FilterBank(slots=70, sharpness=8, spacing=0.07)]  # more slots than one tile, and wide filters
@@ -128,41 +126,9 @@ def test_operators_are_what_they_say() -> None:
     torch.library.opcheck(torch.ops.logpast.fused_plan, (layout.first, layout.parts, 30, ids, 20), test_utils=CHECKS)
     plan = torch.ops.logpast.fused_plan(layout.first, layout.parts, 30, ids, 20)
     torch.library.opcheck(torch.ops.logpast.fused_slots, (*plan, layout.unit, table), test_utils=CHECKS)
-    wanted = (torch.randn(5, 6, requires_grad=True), table, torch.tensor([3, -1, 0, 19, 7]))
-    torch.library.opcheck(torch.ops.logpast.head, wanted, test_utils=CHECKS)
 
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-
-
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-@pytest.mark.parametrize("vocabulary", [3, 2048, 5003])
-def test_head_is_cross_entropy(dtype: torch.dtype, vocabulary: int) -> None:
-    torch.manual_seed(0)
-    hidden, table = (torch.randn(n, 12).to(dtype).requires_grad_() for n in (7, vocabulary))
-    targets = torch.randint(0, vocabulary, (7,))
-    targets[[2, 5]] = -1
-    towards = torch.randn(7)
-    costs = head.nats(hidden, table, targets)
-    costs.backward(towards)
-    exact = [x.detach().double().requires_grad_() for x in (hidden, table)]
-    reference = F.cross_entropy(exact[0] @ exact[1].T, targets, ignore_index=-1, reduction="none")
-    reference.backward(towards.double())
-    assert costs.dtype == torch.float32
-    assert costs[2] == costs[5] == 0
-    assert relative(costs, reference.detach()) < BOUNDS[dtype]
-    for ours, true in zip((hidden, table), exact, strict=True):
-        assert ours.grad is not None
-        assert true.grad is not None
-        assert relative(ours.grad, true.grad) < BOUNDS[dtype]
-
-
-def test_head_takes_targets_of_any_stride_but_only_those_in_the_table() -> None:
-    hidden, table, ids = torch.randn(4, 6), torch.randn(9, 6), torch.tensor([[0, 3], [1, 8], [2, -1], [3, 4]])
-    strided = head.nats(hidden, table, ids[:, 1])
-    assert torch.equal(strided, head.nats(hidden, table, ids[:, 1].clone()))
-    with pytest.raises(RuntimeError):
-        head.nats(hidden, table, torch.tensor([0, 9, 1, 2]))
 
 
 def test_a_double_table_is_refused() -> None:

@@ -19,6 +19,7 @@ from logpast.models import (
     config_to_dict,
     load_gpt2,
 )
+from logpast.models.transformer import through
 
 SIZES = {"window": 8, "layers": 2, "heads": 2, "width": 16, "vocabulary": 31}
 MEMORY = LogMemoryConfig(slots=17, sharpness=20, normalize="area", **SIZES)  # horizon 16
@@ -128,9 +129,7 @@ def test_slots_stand_before_the_window_oldest_first() -> None:
         for i in reversed(range(17))
     ], dim=1)  # fmt: skip
     x = torch.cat([model.memory.norm(slots), table[tokens]], dim=1) + model.positions.weight
-    for block in model.blocks:
-        x = block(x)
-    expected = model.norm(x)[:, 17:] @ table.T
+    expected = through(model.blocks, x, model.norm)[:, 17:] @ table.T
     torch.testing.assert_close(model(history, tokens), expected)
 
 

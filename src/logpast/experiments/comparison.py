@@ -24,7 +24,7 @@ from rich.table import Table
 from logpast.data import TokenStore, open_tokens
 from logpast.data.windows import Lanes, Streams, Windows
 from logpast.errors import Diverged, UserError
-from logpast.experiments import ledger
+from logpast.experiments import ledger, tables
 from logpast.experiments.cell import run_cell, tokens_per_second
 from logpast.files import make_way, remove
 from logpast.models import LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build, config_from_dict
@@ -297,7 +297,7 @@ def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return groups
 
 
-def _write_table(rows: list[dict[str, Any]], out: Path, say: Any) -> None:
+def table(rows: list[dict[str, Any]]) -> tables.Table:
     """Means over seeds; after ±, their standard deviation; in brackets, 95 % over documents, of the first seed."""
     heads = ("system", "seeds", "ppl_token", "ppl_word", "bits/byte", "weights", "attention", "training tokens",
              "tokens/s", "peak MiB", "state KiB", "learning rate")  # fmt: skip
@@ -313,13 +313,17 @@ def _write_table(rows: list[dict[str, Any]], out: Path, say: Any) -> None:
             f"{max(peaks) / 2**20:,.0f}" if peaks else "", f"{cell['state_bytes'] / 2**10:,.0f}",
             f"{cell['learning_rate']:g}",
         ))  # fmt: skip
-    text = "\n".join("| " + " | ".join(line) + " |" for line in (heads, ["---"] * len(heads), *lines))
-    (out / "table.md").write_text(text + "\n", encoding="utf-8")
+    return tables.Table(heads, lines)
+
+
+def _write_table(rows: list[dict[str, Any]], out: Path, say: Any) -> None:
+    heads, lines, *_ = table(rows)
+    (out / "table.md").write_text(tables.markdown(table(rows)) + "\n", encoding="utf-8")
     short = [heads.index(name) for name in ("system", "ppl_token", "bits/byte", "tokens/s", "state KiB")]
-    table = Table(*(heads[column] for column in short))
+    shown = Table(*(heads[column] for column in short))
     for line in lines:
-        table.add_row(*(line[column] for column in short))
-    say(table)
+        shown.add_row(*(line[column] for column in short))
+    say(shown)
 
 
 def _figure(group: list[dict[str, Any]], name: str, digits: int) -> str:

@@ -36,14 +36,24 @@ def draw_filters(
     Returns:
         Where the picture is.
     """
-    if out.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"cannot draw to {str(out)!r}: its name must end in .png, .svg or .pdf")
     rows_of_k = [50.0, 10.0, 100.0] if sharpness is None else np.atleast_1d(sharpness).tolist()
     if not rows_of_k or not all(0 < k <= MOST_SHARP for k in rows_of_k):
         raise UserError(f"sharpness must be one or more numbers above 0 and at most {MOST_SHARP:g}, got {sharpness}")
     if peaks < 2:
         raise UserError(f"peaks must be at least 2, got {peaks}")
+    return draw_rows(out, rows_of_k, peaks)
+
+
+def check_picture(out: Path) -> None:
+    """See to it that a picture can be written there, before it is drawn."""
+    if out.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"cannot draw to {str(out)!r}: its name must end in .png, .svg or .pdf")
     make_way(out)
+
+
+def draw_rows(out: Path, rows_of_k: list[float], peaks: int = 10, first_panel: int = 0) -> Path:
+    """The panels of `draw_filters`, lettered from the so-many-th letter on."""
+    check_picture(out)
     from matplotlib.figure import Figure  # no pyplot: nothing global, no screen wanted
 
     centres = np.geomspace(1, NOW, peaks)
@@ -68,7 +78,7 @@ def draw_filters(
         memory.set(xlabel="time", ylabel="value", xlim=(-0.5, NOW + 0.5))
         memory.legend(frameon=False, fontsize=8, loc="lower left")
         for panel, axis in enumerate((linear, logarithmic, memory)):
-            letter = ascii_uppercase[(3 * number + panel) % 26]
+            letter = ascii_uppercase[(first_panel + 3 * number + panel) % 26]
             axis.set_title(letter, loc="left", fontweight="bold")
             axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(out, dpi=150)

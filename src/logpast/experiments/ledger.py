@@ -8,19 +8,22 @@ import json
 import os
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from logpast.data import TokenStore
-from logpast.environment import revision
 from logpast.errors import UserError
 from logpast.metrics import jsonable
-from logpast.training.checkpoint import Checkpoint
-from logpast.training.config import recipe
 from logpast.version import __version__
+
+if TYPE_CHECKING:
+    from logpast.data import TokenStore
+    from logpast.training.checkpoint import Checkpoint
 
 
 def row(checkpoint: Checkpoint, store: TokenStore, scores: dict[str, Any]) -> dict[str, Any]:
     """Everything needed to know what a score is of, and to get it again."""
+    from logpast.environment import revision  # whoever only reads a ledger need not wait for torch
+    from logpast.training.config import recipe
+
     state = checkpoint.state
     how = recipe(checkpoint.config)
     return {
@@ -68,7 +71,13 @@ def append(path: Path, entry: dict[str, Any]) -> None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """All rows of a ledger."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        try:
+            rows += [json.loads(line)] if line else []
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {number} is not a row: {error}; mend or remove it") from None
+    return rows
 
 
 def hash_of(value: Any) -> str:

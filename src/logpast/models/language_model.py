@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,8 @@ from logpast.memory import HAS_TRITON
 from logpast.memory.naive import accumulation_dtype, in_autocast
 
 if HAS_TRITON:
-    from logpast.models import head
+    from logpast.models import gelu, head, norm
+    from logpast.models.linear import linear
 
 SCORED_AT_ONCE = 2048  # tokens whose logits are held at a time when there is no gradient to keep
 
@@ -106,6 +107,15 @@ class LanguageModel(nn.Module):
             )
         return torch.cat(costs).view_as(targets)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As any module's, but quick."""
+        if HAS_TRITON and torch.__version__ < "2.13":
+            # which would spell out all that leads to an operator it does not know: twice as much with every block
+            from torch._inductor.lowering import FALLBACK_ALLOW_LIST
+
+            FALLBACK_ALLOW_LIST.update(f"logpast::{name}" for name in dir(torch.ops.logpast))
+        super().compile(*args, **kwargs)
+
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
@@ -158,6 +168,23 @@ class Recurrent(LanguageModel):
             name: torch.where(fresh.view(-1, *[1] * (value.ndim - 1)), begin[name].to(value.dtype), value)
             for name, value in state.items()
         }
+
+
+def activated(layer: nn.Linear, x: Tensor) -> Tensor:
+    """GPT-2's GELU of a layer."""
+    x = in_autocast(x)
+    if HAS_TRITON and torch.is_grad_enabled() and gelu.fits(x, layer.out_features):
+        return gelu.gelu(linear(x, layer.weight), layer.bias)
+    return F.gelu(layer(x), approximate="tanh")
+
+
+def add_norm(x: Tensor, layer: nn.Linear, more: Tensor, after: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """x + layer(more), and what LayerNorm makes of it."""
+    more = in_autocast(more)
+    if HAS_TRITON and torch.is_grad_enabled() and x.dtype == more.dtype and norm.fits(x):
+        return norm.add_norm(x, linear(more, layer.weight), layer.bias, after.weight, after.bias, after.eps)
+    x = x + layer(more)
+    return x, after(x)
 
 
 def _initialise(module: nn.Module) -> None:

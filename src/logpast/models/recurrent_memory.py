@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from logpast.memory.naive import embed, in_autocast
 from logpast.models.language_model import Recurrent, RecurrentConfig, State
-from logpast.models.transformer import Attention, Block, KeyValueCache
+from logpast.models.transformer import Attention, Block, KeyValueCache, through
 from logpast.models.transformer_xl import RelativeAttention, TransformerXL, TransformerXLConfig, by_place
 
 
@@ -48,7 +48,7 @@ class MemoryAttention(Attention):
         super().__init__(width, heads)
         self.memory_tokens = memory_tokens
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None, skip: int = 0) -> Tensor:
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         n, end = self.memory_tokens, x.shape[1] - self.memory_tokens
         by_head = self.query_key_value(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = by_head.unbind()
@@ -57,7 +57,7 @@ class MemoryAttention(Attention):
         tokens = F.scaled_dot_product_attention(query[:, :, :end], key[:, :, :end], value[:, :, :end], is_causal=True)
         write = F.scaled_dot_product_attention(query[:, :, end:], key, value)
         mixed = torch.cat([read, tokens[:, :, n:], write], dim=2)
-        return self.out(mixed.transpose(1, 2).flatten(2)[:, skip:])
+        return mixed.transpose(1, 2).flatten(2)
 
 
 class MemoryBlock(Block):
@@ -95,10 +95,7 @@ class RecurrentMemoryTransformer(Recurrent):
         read, own, write = self.positions.weight.split([n, self.window, n])  # however long, it is written at the end
         x = torch.cat([memory, embed(self.table.weight, tokens), memory], dim=1)
         x = x + torch.cat([read, own[:length], write])
-        x = in_autocast(x)
-        for block in self.blocks:
-            x = block(x, skip=n if block is self.blocks[-1] else 0)
-        hidden = self.norm(x)
+        hidden = through(self.blocks, x, self.norm, skip=n)
         after = {"memory_tokens": hidden[:, length:].to(memory.dtype)}
         return hidden[:, :length], after, x.new_zeros(len(x), dtype=torch.float32)
 

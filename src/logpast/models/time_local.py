@@ -50,7 +50,7 @@ from torch.nn import functional as F
 
 from logpast.errors import UserError
 from logpast.memory.naive import accumulation_dtype, embed, full_precision, in_autocast
-from logpast.models.language_model import Recurrent, RecurrentConfig, State
+from logpast.models.language_model import Recurrent, RecurrentConfig, State, activated
 
 CHUNK = 64  # tokens read at once: fewer project the integrators more often, more make longer rows of scores
 MOST_SHARP = 16  # the state grows with it; sharper filters are log_memory's, which has the tokens themselves
@@ -244,7 +244,7 @@ class TimeLocalBlock(nn.Module):
             mixed.append(self.attention(now, some, past, timeline))
             past = timeline.advance(past, some)
         x = x + torch.cat(mixed, dim=1)
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh")), past
+        return x + self.mlp_out(activated(self.mlp_in, self.mlp_norm(x))), past
 
 
 class TimeLocalTransformer(Recurrent):

@@ -16,8 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.errors import UserError
+from logpast.memory import HAS_TRITON
 from logpast.memory.naive import embed, in_autocast
-from logpast.models.language_model import LanguageModel, ModelConfig
+from logpast.models.language_model import LanguageModel, ModelConfig, activated, add_norm
+
+if HAS_TRITON:
+    from logpast.models import attention
+    from logpast.models.linear import linear
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class KeyValueCache:
 
 
 class Attention(nn.Module):
-    """Causal self-attention."""
+    """Causal self-attention; the layer `out` is for whoever adds the result to the stream."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -55,15 +60,17 @@ class Attention(nn.Module):
         self.query_key_value = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None, skip: int = 0) -> Tensor:
-        """Places before `skip` are seen by the others and have no result of their own."""
-        by_head = self.query_key_value(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        x, layer = in_autocast(x), self.query_key_value
+        if HAS_TRITON and torch.is_grad_enabled() and cache is None and attention.fits(x, self.heads):
+            return attention.attend(linear(x, layer.weight, layer.bias), layer.bias, self.heads)
+        by_head = layer(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = by_head.unbind()
         if cache is not None:
             key, value = cache.extend(self, key, value)
         # with a cache there is either nothing in it yet, or a single query that may see all of it
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
-        return self.out(mixed.transpose(1, 2).flatten(2)[:, skip:])
+        return mixed.transpose(1, 2).flatten(2)
 
 
 class Block(nn.Module):
@@ -77,9 +84,31 @@ class Block(nn.Module):
         self.mlp_in = nn.Linear(width, mlp)
         self.mlp_out = nn.Linear(mlp, width)
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None, skip: int = 0) -> Tensor:
-        x = x[:, skip:] + self.attention(self.attention_norm(x), cache, skip)
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))
+    def forward(
+        self, x: Tensor, seen: Tensor, after: nn.LayerNorm, cache: KeyValueCache | None = None, skip: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """From the stream and `attention_norm` of it to the stream behind this block and its norm for what comes after.
+
+        Places before `skip` are seen by the others and have no result of their own.
+        """
+        mixed = self.attention(seen, cache)
+        x, seen = add_norm(x[:, skip:], self.attention.out, mixed[:, skip:], self.mlp_norm)
+        return add_norm(x, self.mlp_out, activated(self.mlp_in, seen), after)
+
+
+def through(
+    blocks: nn.ModuleList, x: Tensor, last: nn.LayerNorm, cache: KeyValueCache | None = None, skip: int = 0
+) -> Tensor:
+    """The norm `last` of what the blocks make of embeddings (B, T, d), without the first `skip` places.
+
+    A sum and the norm of it are one step (`add_norm`), so each block is told which norm comes after it.
+    """
+    x = in_autocast(x)  # what runs through the blocks is in their arithmetic, too
+    first, *others = [block.get_submodule("attention_norm") for block in blocks]
+    seen = first(x)
+    for block, after in zip(blocks, [*others, last], strict=True):
+        x, seen = block(x, seen, after, cache, skip if after is last else 0)
+    return seen
 
 
 class Transformer(LanguageModel):
@@ -123,10 +152,7 @@ class Transformer(LanguageModel):
         The result leaves the first `skip` of them out, and so does the work where they no longer matter.
         """
         x = x + self.positions.weight[start : start + x.shape[1]]
-        x = in_autocast(x)  # what runs through the blocks is in their arithmetic, too
-        for block in self.blocks:
-            x = block(x, cache, skip if block is self.blocks[-1] else 0)
-        return self.norm(x)
+        return through(self.blocks, x, self.norm, cache, skip)
 
 
 def load_gpt2(model: Transformer, state: dict[str, Tensor]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.memory.naive import embed, in_autocast
-from logpast.models.language_model import Recurrent, RecurrentConfig, State
+from logpast.models.language_model import Recurrent, RecurrentConfig, State, activated
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class XLBlock(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, biases: Tensor, visible: Tensor) -> Tensor:
         context = self.attention_norm(torch.cat([memory, x], dim=1))
         x = x + self.attention(context, x.shape[1], biases, visible)
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))
+        return x + self.mlp_out(activated(self.mlp_in, self.mlp_norm(x)))
 
 
 class TransformerXL(Recurrent):

@@ -102,8 +102,8 @@ class Run:
             self.batches = Batches(store, bare.window, bare.history, config.batch_size, config.seed, *where)
         self.total = config.total_steps(self.batches.windows_per_epoch)
         compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
-        if compiled:
-            bare.compile()
+        if compiled:  # combo kernels: what is small and independent, such as casts of weights, goes together
+            bare.compile(options={"combo_kernels": fabric.device.type == "cuda"})
         self.model, self.optimizer = fabric.setup(bare, build_optimizer(bare, config.optimizer, fabric.device))
         if resumed:
             resumed.load_optimizer(bare, self.optimizer)

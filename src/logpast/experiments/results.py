@@ -1,0 +1,264 @@
+"""`logpast results`: the ledger, read. Every row of results/, filtered, printed, handed on or drawn.
+
+results/*.jsonl hold a row per scored run (`ledger.row`), results/*.json one table each, of a benchmark. A row's values
+go by their place in it, with dots (recipe.model.kernel, scores.documents; recipe. and scores. may be left out), and
+those that a reader wants first have short names: COLUMNS.
+"""
+
+from __future__ import annotations
+
+import csv as csv_library
+import json as json_library
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from logpast.errors import UserError
+from logpast.experiments import ledger
+from logpast.experiments.figures import check_picture
+from logpast.experiments.tables import Table, aligned
+from logpast.files import make_way
+
+COLUMNS = {
+    "run": "run", "system": "recipe.model.system", "L": "recipe.model.slots", "k": "recipe.model.sharpness",
+    "corpus": "corpus", "tokens": "train_tokens", "seed": "seed", "ppl_token": "scores.ppl_token",
+    "ppl_word": "scores.ppl_word", "bits_per_byte": "scores.bits_per_byte", "revision": "revision",
+}  # fmt: skip
+ORDER = ("corpus", "system", "L", "k", "seed")
+DIGITS = {"ppl_token": 2, "ppl_word": 1, "bits_per_byte": 4}
+WIDEST = 34  # characters of a cell
+
+
+class Entry(NamedTuple):
+    """A row, and where it stands."""
+
+    file: str
+    title: str
+    """of a benchmark's table; rows of a ledger have none"""
+    row: dict[str, Any]
+    values: dict[str, Any]
+    """by name: short ones, and places with dots"""
+
+    def get(self, name: str) -> Any:
+        return next((self.values[n] for n in (name, f"recipe.{name}", f"scores.{name}") if n in self.values), None)
+
+
+def results(
+    where: list[str] | None = None,
+    folder: Path = Path("results"),
+    json: str | None = None,
+    csv: str | None = None,
+    plot: Path | None = None,
+    x: str = "L",
+    y: str = "ppl_token",
+    by: str = "system,k,corpus",
+) -> list[dict[str, Any]]:
+    """Print the rows of results/: scored runs and benchmarks, a line each, all of them or those that fit.
+
+    Examples:
+        logpast results
+        logpast results system=log_memory seed=0
+        logpast results file=demo-text recipe.batch_size=64 --csv demo.csv
+        logpast results corpus="*wikitext103" --plot length.png --x L --y ppl_word
+        logpast results file=train_gpu case="full*" --plot speed.png --x sees --y loss_tokens_per_s
+
+    Args:
+        where: NAME=VALUE, as many as wanted: only rows of which all hold. A name is a column, or a place in a row such
+            as recipe.model.kernel; in a value, * stands for anything.
+        folder: where the rows are.
+        json: write the rows, whole, as JSON to this file, or to standard output for "-".
+        csv: write what is printed as comma-separated values, at full precision, to this file, or "-".
+        plot: draw the rows into this picture: a point a row, a line through the means.
+        x: the column along the bottom of the picture.
+        y: the column up its side.
+        by: columns, with commas: rows that agree in them make one line of the picture.
+
+    Returns:
+        The rows, whole, each with the name of its file.
+    """
+    if plot is not None:
+        check_picture(plot)
+    for target in (json, csv):
+        if target not in (None, "-"):
+            make_way(Path(str(target)))
+    entries = chosen(read(folder), where or [])
+    if plot is not None:
+        _draw(entries, plot, x, y, by.split(","))
+    if json is not None:
+        with _opened(json) as stream:
+            rows = [{"file": entry.file} | entry.row for entry in entries]
+            stream.write(json_library.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+    if csv is not None:
+        with _opened(csv) as stream:
+            heads = list(dict.fromkeys(name for entry in entries for name in _names(entry)))
+            csv_library.writer(stream, lineterminator="\n").writerows(
+                [heads, *([entry.values.get(name) for name in heads] for entry in entries)]
+            )
+    if "-" not in (json, csv):
+        print("\n\n".join(aligned(table) for table in tables(entries)))
+    return [{"file": entry.file} | entry.row for entry in entries]
+
+
+def read(folder: Path) -> list[Entry]:
+    """All rows of a results folder: ledgers first, each in ORDER."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder} here; run this where the checkout is, or name another")
+    runs, measured = list[Entry](), list[Entry]()
+    for file in sorted(folder.glob("*.jsonl")):
+        for row in ledger.read(file):
+            (runs if _is_run(row) else measured).append(_entry(file.stem, "" if _is_run(row) else file.name, row))
+    for file in sorted(folder.glob("*.json")):
+        measured += _benchmark(file)
+    runs.sort(key=lambda entry: [str(entry.file), *(_sortable(entry.get(c)) for c in ORDER)])
+    return runs + measured
+
+
+def _is_run(row: dict[str, Any]) -> bool:
+    return "recipe" in row and "scores" in row
+
+
+def _benchmark(file: Path) -> list[Entry]:
+    """A table's rows; of one without rows, its facts as a single one."""
+    try:
+        table = json_library.loads(file.read_text(encoding="utf-8"))
+        facts = {name: value for name, value in table.items() if name != "rows"}
+    except (json_library.JSONDecodeError, AttributeError) as error:
+        raise UserError(f"{file} is not a table of results: {error}; mend or remove it") from None
+    place = [facts["hardware"]["name"]] if "hardware" in facts else []
+    place += [f"revision {str(facts['revision'])[:7]}"] if "revision" in facts else []
+    title = f"{file.name}: {', '.join([*([facts['what']] if 'what' in facts else []), *place])}"
+    return [_entry(file.stem, title, row) for row in table.get("rows", [facts])]
+
+
+def _entry(file: str, title: str, row: dict[str, Any]) -> Entry:
+    values = {"file": file} | flat(row)
+    if _is_run(row):
+        revision = str(row["trained_at_revision"])
+        values |= {"corpus": corpus(row), "revision": revision[:7] + ("+changes" if "+" in revision else "")}
+        values |= {name: values.get(place) for name, place in COLUMNS.items()}
+    return Entry(file, title, row, values)
+
+
+def flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Values by their place, with dots."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
+    return found
+
+
+def corpus(row: dict[str, Any]) -> str:
+    """What a run was trained and scored on: one name where its own train and test splits were used, else both."""
+    train = row["train_data"]["name"].removesuffix(":train")
+    test = row["test_data"]["name"].removesuffix(":test")
+    return test if train == test else f"{train}→{test}"
+
+
+def chosen(entries: list[Entry], where: list[str]) -> list[Entry]:
+    """The entries of which every NAME=VALUE holds."""
+    fitting = entries
+    for condition in where:
+        name, given, wanted = condition.partition("=")
+        if not given:
+            raise UserError(f"{condition!r} is no condition; write NAME=VALUE, such as seed=0")
+        check_name(entries, name)
+        fitting = [entry for entry in fitting if _holds(entry.get(name), wanted)]
+    if not fitting:
+        raise UserError(f"none of the {len(entries)} rows fits {' '.join(where) or 'as there are none'}")
+    return fitting
+
+
+def check_name(entries: list[Entry], name: str) -> None:
+    """A name that no row knows is a mistake."""
+    known = {n for entry in entries for n in entry.values}
+    if name not in known and f"recipe.{name}" not in known and f"scores.{name}" not in known:
+        near = get_close_matches(name, known, n=1)
+        told = f"did you mean {near[0]}?" if near else f"known: file, {', '.join(COLUMNS)} and any place in a row"
+        raise UserError(f"no row has a {name!r}; {told}")
+
+
+def _holds(value: Any, wanted: str) -> bool:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(wanted) == value
+        except ValueError:
+            return False
+    return value is not None and fnmatchcase(str(value), wanted)
+
+
+def tables(entries: list[Entry]) -> list[Table]:
+    """One of all scored runs, then one of each benchmark."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.title, []).append(entry)
+    found = []
+    for title, group in groups.items():
+        heads = list(dict.fromkeys(name for entry in group for name in _names(entry)))
+        rows = [[_text(name, entry.values.get(name)) for name in heads] for entry in group]
+        if title:  # it names the file
+            heads, rows = heads[1:], [row[1:] for row in rows]
+        found.append(Table(heads, rows, title))
+    return found
+
+
+def _names(entry: Entry) -> list[str]:
+    """The columns of a row: the short names of a scored run, all there is of a benchmark."""
+    return ["file", *COLUMNS] if _is_run(entry.row) else list(entry.values)
+
+
+def _text(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name in DIGITS:
+        return f"{value:,.{DIGITS[name]}f}"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
+    text = str(value)
+    return text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
+
+
+def _sortable(value: Any) -> tuple[bool, Any]:
+    return (value is not None, value if value is not None else 0)
+
+
+@contextmanager
+def _opened(target: str) -> Iterator[TextIO]:
+    if target == "-":
+        yield sys.stdout
+        return
+    with Path(target).open("w", encoding="utf-8", newline="") as stream:
+        yield stream
+    print(f"wrote {target}")
+
+
+def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str]) -> None:
+    lines: dict[str, dict[float, list[float]]] = {}
+    for name in (x, y):
+        check_name(entries, name)
+    for entry in entries:
+        across, up = entry.get(x), entry.get(y)
+        if all(isinstance(value, int | float) for value in (across, up)):
+            told = [f"{name} = {v:g}" if isinstance(v, int | float) else str(v)
+                    for name in by if (v := entry.get(name)) is not None]  # fmt: skip
+            lines.setdefault(", ".join(told) or entry.file, {}).setdefault(across, []).append(up)
+    if not lines:
+        raise UserError(f"no row has numbers for both {x} and {y}; choose others with --x and --y")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axis = figure.subplots()
+    for label, points in sorted(lines.items()):
+        places = sorted(points)
+        (line,) = axis.plot(places, [statistics.mean(points[place]) for place in places], label=label)
+        for place in places:
+            axis.plot([place] * len(points[place]), points[place], "o", color=line.get_color(), markersize=4)
+    axis.set(xlabel=x, ylabel=y)
+    axis.legend(frameon=False, fontsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(out, dpi=150)
+    print(f"wrote {out}")

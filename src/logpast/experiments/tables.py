@@ -1,0 +1,75 @@
+"""A table once, in whatever form it is wanted: aligned for a terminal, Markdown, CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from logpast.errors import UserError
+from logpast.files import make_way
+
+FORMS = (".md", ".csv", ".json")
+
+
+class Table(NamedTuple):
+    """Cells are texts, as they are to be read."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    notes: Sequence[str] = ()
+
+
+def aligned(table: Table) -> str:
+    """Columns under each other: numbers end together, words begin together."""
+    columns = list(zip(table.heads, *table.rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    to_the_right = [all(_is_number(cell) for cell in column[1:]) for column in columns]
+    forms = [f"{'>' if right else '<'}{width}" for width, right in zip(widths, to_the_right, strict=True)]
+    lines = [
+        "  ".join(f"{cell:{form}}" for cell, form in zip(line, forms, strict=True))
+        for line in (table.heads, *table.rows)
+    ]
+    return "\n".join([*([table.title] if table.title else []), *(line.rstrip() for line in lines), *table.notes])
+
+
+def markdown(table: Table) -> str:
+    """The table alone; its title and notes are prose, for the page around it."""
+    lines = ["| " + " | ".join(line) + " |" for line in (table.heads, *table.rows)]
+    return "\n".join([lines[0], "|---" * len(table.heads) + "|", *lines[1:]])
+
+
+def comma_separated(table: Table) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([table.heads, *table.rows])
+    return text.getvalue()
+
+
+def check_form(out: Path | None) -> None:
+    """See to it that tables can be written there, before they are made."""
+    if out is None:
+        return
+    if out.suffix not in FORMS:
+        raise UserError(f"cannot write a table to {str(out)!r}: its name must end in {', '.join(FORMS)}")
+    make_way(out)
+
+
+def write(table: Table, out: Path) -> None:
+    """In the form that the file's name ends in; an existing file is replaced."""
+    if out.suffix == ".json":
+        named = [dict(zip(table.heads, row, strict=True)) for row in table.rows]
+        text = json.dumps(table._asdict() | {"rows": named}, indent=2, ensure_ascii=False) + "\n"
+    elif out.suffix == ".csv":
+        text = comma_separated(table)
+    else:
+        text = "\n\n".join([f"**{table.title}**", markdown(table), *table.notes]) + "\n"
+    out.write_text(text, encoding="utf-8")
+    print(f"wrote {out}")
+
+
+def _is_number(cell: str) -> bool:
+    return not cell or cell.lstrip("+-−")[:1].isdigit()

@@ -1,0 +1,240 @@
+"""What stands on our pages, made from the files in results/: one function a table or a phrase."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from logpast.errors import UserError
+from logpast.experiments import ledger, paper, printed
+from logpast.experiments.tables import Table, markdown
+
+
+def read_table(results: Path, file: str) -> dict[str, Any]:
+    """A benchmark's table, as its file has it."""
+    found: dict[str, Any] = json.loads((results / f"{file}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _scores(results: Path, file: str) -> dict[str, list[dict[str, Any]]]:
+    """system -> the scores of its seeds, in their order, which is the same for all systems."""
+    rows = sorted(ledger.read(results / f"{file}.jsonl"), key=lambda row: row["seed"])
+    found: dict[str, list[dict[str, Any]]] = {}
+    seeds: dict[str, list[int]] = {}
+    for row in rows:
+        system = row["recipe"]["model"]["system"]
+        found.setdefault(system, []).append(row["scores"])
+        seeds.setdefault(system, []).append(row["seed"])
+    if any(ours != list(range(len(ours))) for ours in seeds.values()) or len(set(map(len, seeds.values()))) != 1:
+        raise UserError(f"{file}.jsonl should hold seeds 0, 1, … once for each system, and has {seeds}")
+    return found
+
+
+def _spread(values: list[float], form: str) -> str:
+    """mean (standard deviation)"""
+    return f"{statistics.mean(values):{form}} ({statistics.stdev(values):{form.lstrip('+')}})"
+
+
+def _demo_text(results: Path) -> str:
+    scores = _scores(results, "demo-text")
+    memory, control = scores["log_memory"], scores["recent"]
+    heads = ["seed", "memory ppl_token", "control ppl_token", "memory bits/byte", "control bits/byte",
+             "difference, nats per token [95 % over chapters]", "better on"]  # fmt: skip
+    rows = []
+    for seed, (ours, theirs) in enumerate(zip(memory, control, strict=True)):
+        apart = ours["against"]
+        low, high = apart["interval"]
+        rows.append([
+            str(seed), f"{ours['ppl_token']:.2f}", f"{theirs['ppl_token']:.2f}", f"{ours['bits_per_byte']:.4f}",
+            f"{theirs['bits_per_byte']:.4f}", f"{apart['nats_per_token']:+.4f} [{low:+.4f}, {high:+.4f}]",
+            f"{apart['documents_better']} of {apart['documents']}",
+        ])  # fmt: skip
+    means = [
+        _spread([one[name] for one in group], form)
+        for name, form in (("ppl_token", ".2f"), ("bits_per_byte", ".4f"))
+        for group in (memory, control)
+    ]
+    apart = _spread([one["against"]["nats_per_token"] for one in memory], "+.4f")
+    return markdown(Table(heads, [*rows, ["mean (standard deviation over seeds)", *means, apart, ""]]))
+
+
+def topics(results: Path) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """The two optima, and the nats per token of each system's seeds."""
+    scores = _scores(results, "demo-topics")
+    nats = {system: [math.log(one["ppl_token"]) for one in group] for system, group in scores.items()}
+    return read_table(results, "demo-topics-optima"), nats
+
+
+def _demo_topics(results: Path) -> str:
+    optima, nats = topics(results)
+    seeds = len(nats["recent"])
+
+    def trained(name: str, system: str) -> list[str]:
+        error = statistics.stdev(nats[system]) / seeds**0.5
+        above = statistics.mean(nats[system]) - optima["optimum_given_recent"]
+        return [name, *(f"{value:.4f}" for value in nats[system]), f"{above:+.4f} ({error:.4f})"]
+
+    rows = [
+        ["best possible, knowing the whole past", f"{optima['optimum_given_all']:.4f}", *[""] * seeds],
+        trained("memory", "log_memory"),
+        ["best possible, seeing what the control sees", f"{optima['optimum_given_recent']:.4f}", *[""] * seeds],
+        trained("control", "recent"),
+    ]
+    last = "mean − second optimum (standard error over seeds)"
+    return markdown(Table(["", *(f"seed {seed}" for seed in range(seeds)), last], rows))
+
+
+def _demo_summary(results: Path) -> str:
+    text, (optima, nats) = _scores(results, "demo-text"), topics(results)
+    above = {s: statistics.mean(nats[s]) - optima["optimum_given_recent"] for s in ("log_memory", "recent")}
+    chapters = text["recent"][0]["documents"]
+    rows = [
+        [f"King James text, {chapters} unseen chapters, perplexity per token ({len(text['recent'])} seeds)",
+         *(_spread([one["ppl_token"] for one in text[system]], ".2f") for system in above)],
+        [f"drifting topics, nats above the best that the control's view allows ({len(nats['recent'])} seeds)",
+         *(f"{value:+.4f}".replace("-", "−") for value in above.values())],
+    ]  # fmt: skip
+    return markdown(Table(["small models, equal size, text and steps", "memory", "control"], rows))
+
+
+CASES = {
+    "memory": "memory: 53 slots, a past of 8,192",
+    "delta": "control: the 53 preceding tokens",
+    "nanogpt": "nanoGPT (loss at all 309 positions)",
+    "plain": "no slots",
+    "memory-65k": "memory: 65 slots, 65,536",
+    "memory-1m": "memory: 81 slots, 1,048,576",
+    "memory-1m-consecutive": "the same, consecutive windows",
+    "memory-einsum": "memory by gather + einsum",
+    "memory-conv1d": "memory by conv1d, gradient by one product",
+}
+
+
+def _train_gpu(results: Path) -> str:
+    rows = [
+        [CASES.get(row["case"]) or f"full attention over {row['positions']:,}",
+         f"{row['windows']} × {row['positions']:,}", f"{row['ms']:.1f} [{row['ms_10']:.1f}, {row['ms_90']:.1f}]",
+         f"{row['loss_tokens_per_s']:,}", f"{row['share']:.1%}", f"{row['peak_gib']:.1f}"]
+        for row in read_table(results, "train_gpu")["rows"]
+    ]  # fmt: skip
+    return markdown(Table(["", "positions", "ms", "loss tokens/s", "share", "GiB"], rows))
+
+
+def _train_gpu_ratios(results: Path) -> str:
+    ratio = read_table(results, "train_gpu")["step_time_ratios"]
+    return (
+        f"memory ÷ control {ratio['memory / delta']:.3f}; nanoGPT ÷ memory {ratio['nanogpt / memory']:.3f}; a past of "
+        f"65,536 ÷ 8,192 {ratio['memory-65k / memory']:.3f}; of 1,048,576 {ratio['memory-1m / memory']:.3f} shuffled, "
+        f"{ratio['memory-1m-consecutive / memory']:.3f} consecutive"
+    )
+
+
+def _price_of_memory(results: Path) -> str:
+    ratio = read_table(results, "train_gpu")["step_time_ratios"]["memory / delta"]
+    return f"{ratio - 1:.1%}".replace("%", " %")
+
+
+def _price_of_attention(results: Path) -> str:
+    price = {row["case"]: row["ms"] / row["loss_tokens"] for row in read_table(results, "train_gpu")["rows"]}
+    longer, long = (price[case] / price["memory"] for case in ("full-8448", "full-4096"))
+    return f"over 8,448 tokens {longer:.1f} times, over 4,096 {long:.1f} times"
+
+
+def _memory_gpu(results: Path) -> str:
+    rows = [
+        [row["way"], f"{row['text'].split()[0].split(':')[0].replace('wiki22k', 'text')}, {row['horizon']:,} "
+         f"({row['distinct_per_history']:,})", f"{row['forward_ms']:.3f}",
+         f"{row['both_ms']:.3f}" if "both_ms" in row else "", str(row.get("extra_gib", ""))]
+        for row in read_table(results, "memory_gpu")["rows"]
+    ]  # fmt: skip
+    return markdown(Table(["way", "tokens, past (distinct)", "forward", "forward + backward", "GiB"], rows))
+
+
+def _score_gpu(results: Path) -> str:
+    seconds = {
+        row["precision"]: row["seconds"] for row in read_table(results, "score_gpu")["rows"] if row["batch_size"] == 64
+    }
+    return f"{seconds['bfloat16']:.2f} s in bf16 and {seconds['float32']:.2f} s in float32"
+
+
+def _fast_step(results: Path) -> str:
+    losses = {
+        name: [row["loss"] for row in ledger.read(results / "logs" / "fast-step" / f"{name}.jsonl")]
+        for name in ("fast0", "plain0", "plain1")
+    }
+
+    def apart(one: str, other: str) -> tuple[float, float]:
+        differences = [abs(a - b) for a, b in zip(losses[one], losses[other], strict=True)]
+        return statistics.mean(differences), max(differences)
+
+    (ours, most), (seeds, most_of_seeds) = apart("fast0", "plain0"), apart("plain0", "plain1")
+    return (
+        f"fast and plain with seed 0 differ by {ours:.4f} nats in the mean and {most:.4f} at most; plain with seeds 0 "
+        f"and 1 by {seeds:.4f} and {most_of_seeds:.4f}"
+    )
+
+
+def _rivals_toy(results: Path) -> str:
+    from logpast.experiments import comparison  # brings torch, which nothing else here needs
+
+    return markdown(comparison.table(ledger.read(results / "rivals-toy.jsonl")))
+
+
+def _paper_best(results: Path) -> str:
+    row = printed.sweep("A1").rows[-1]
+    k, best = row.best
+    control = f"against {row.delta.raw:.2f} for the control"
+    return f"{best.raw:.2f} (L = {row.slots}, k = {k}) {control}, and {best.word:.2f} per word"
+
+
+def _paper_all_counted(results: Path) -> str:
+    table = printed.sweep("A1")
+    best = table.rows[-1].best[1]
+    return f"{best.word:.2f} would read {printed.if_all_counted(table, best.raw):.2f} on all {table.words:,} words"
+
+
+def _paper_line_ends(results: Path) -> str:
+    table = printed.sweep("A1")
+    row = table.rows[-1]
+    best, control = (printed.if_all_counted(table, cell.raw, line_ends=True) for cell in (row.best[1], row.delta))
+    return f"it would read {best:.2f}, and the control's {row.delta.word:.2f} would read {control:.2f}"
+
+
+def _accounting(results: Path) -> str:
+    return markdown(paper.accounting_table())
+
+
+def _ours(results: Path) -> str:
+    """What we measured beside the paper's two tables, or that there is nothing yet."""
+    parts = []
+    for name, corpus in (("A1", "WikiText-103"), ("A2", "PG-19")):
+        table = paper.ours(name, results)
+        if table is None:
+            parts.append(f"{corpus}: not measured yet.")
+        else:
+            parts += [f"{corpus}, perplexity per token/per word:", markdown(table), "  \n".join(table.notes)]
+    return "\n\n".join(parts)
+
+
+VIEWS: dict[str, Callable[[Path], str]] = {
+    "demo-summary": _demo_summary,
+    "demo-text": _demo_text,
+    "demo-topics": _demo_topics,
+    "train-gpu": _train_gpu,
+    "train-gpu-ratios": _train_gpu_ratios,
+    "price-of-memory": _price_of_memory,
+    "price-of-attention": _price_of_attention,
+    "memory-gpu": _memory_gpu,
+    "score-gpu": _score_gpu,
+    "fast-step": _fast_step,
+    "rivals-toy": _rivals_toy,
+    "paper-best": _paper_best,
+    "paper-all-counted": _paper_all_counted,
+    "paper-line-ends": _paper_line_ends,
+    "accounting": _accounting,
+    "ours": _ours,
+}

@@ -1,0 +1,101 @@
+"""Marked places on pages: filled in, checked, and refused where the marks are wrong."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from logpast.errors import UserError
+from logpast.experiments.pages import fill, pages
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of all that the pages are made from."""
+    shutil.copytree(RESULTS, tmp_path / "results")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("*.png"))
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+def test_a_changed_page_is_named_and_mended(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = checkout / "results" / "README.md"
+    right = page.read_text()
+    page.write_text(right.replace("| 39.03 | 40.17 |", "| 39.02 | 40.17 |"))
+    with pytest.raises(UserError, match=r"README\.md: 'demo-text' has '39\.02' where results/ have '39\.03'"):
+        pages(checkout, check=True)
+    assert "| 39.02 |" in page.read_text()
+    assert pages(checkout) == [page]
+    assert page.read_text().split() == right.split()
+    assert pages(checkout, check=True) == []
+    assert "pages are as results/ have them" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "view"),
+    [
+        ("demo-text.jsonl", '"ppl_token": 38.96', '"ppl_token": 37.96', "demo-summary"),
+        ("demo-topics.jsonl", '"ppl_token": 5.80509', '"ppl_token": 5.70509', "demo-summary"),
+        ("demo-topics-optima.json", '"optimum_given_all": 1.738', '"optimum_given_all": 1.728', "demo-topics"),
+        ("train_gpu.json", '"memory / delta": 1.0145', '"memory / delta": 1.0245', "price-of-memory"),
+        ("train_gpu.json", '"ms": 51.548', '"ms": 61.548', "price-of-attention"),
+        ("train_gpu.json", '"revision": "5', '"revision": "6', "train_gpu:revision"),
+        ("memory_gpu.json", '"forward_ms": 1.4732', '"forward_ms": 1.5732', "memory-gpu"),
+        ("score_gpu.json", '"seconds": 1.938', '"seconds": 1.838', "score-gpu"),
+        ("logs/fast-step/fast0.jsonl", '"loss": ', '"loss": 1', "fast-step"),
+        ("rivals-toy.jsonl", '"ppl_token": 106.0', '"ppl_token": 107.0', "rivals-toy"),
+    ],
+)
+def test_a_changed_row_is_noticed(file: str, old: str, new: str, view: str, checkout: Path) -> None:
+    rows = (checkout / "results" / file).read_text()
+    assert old in rows
+    (checkout / "results" / file).write_text(rows.replace(old, new, 1))
+    with pytest.raises(UserError, match=f"'{view}"):
+        pages(checkout, check=True)
+
+
+def test_line_breaks_are_free_in_a_sentence_and_not_in_a_table() -> None:
+    phrase = "costs <!-- results: price-of-memory -->1.4\n%<!-- end --> more"
+    assert fill(phrase, RESULTS, "page") == phrase
+    assert fill(phrase.replace("1.4\n%", "?"), RESULTS, "page") == phrase.replace("\n", " ")
+    right = fill("<!-- results: demo-summary -->\n<!-- end -->\n", RESULTS, "page")
+    assert right.startswith("<!-- results: demo-summary -->\n| small models")
+    assert right.endswith("|\n<!-- end -->\n")
+    assert fill(right, RESULTS, "page") == right
+    assert fill(right.replace("|\n|", "| |"), RESULTS, "page") == right
+
+
+def test_single_values() -> None:
+    assert ">19,752,673<" in fill("a <!-- results: train_gpu:data.tokens:, -->?<!-- end -->", RESULTS, "page")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a\nb <!-- results: demo-txt -->x<!-- end -->", "page, line 2: unknown view .*did you mean demo-text"),
+        ("b <!-- results: train_gpu:nothing:, -->x<!-- end -->", "KeyError 'nothing'"),
+        ("b <!-- results: train_gpu:what:.2f -->x<!-- end -->", "ValueError"),
+        ("b <!-- results: no_file:what: -->x<!-- end -->", "FileNotFoundError"),
+        ("b <!-- results: demo-text -->x", "1 places begin with .*, 0 close"),
+        ("b <!-- results: a -->x <!-- results: b -->y<!-- end --> z<!-- end -->", "'a' has no <!-- end -->"),
+        ("b\n<!-- results: price-of-memory -->x<!-- end --> c", "line 2: 'price-of-memory' begins a line"),
+    ],
+)
+def test_wrong_marks_are_named(text: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        fill(text, RESULTS, "page")
+
+
+def test_nothing_is_written_when_one_page_is_wrong(checkout: Path) -> None:
+    front = (checkout / "README.md").read_text().replace("1.4 %<!--", "9.9 %<!--")
+    (checkout / "README.md").write_text(front)
+    with (checkout / "results" / "README.md").open("a") as page:
+        page.write("b <!-- results: nonsense -->x<!-- end -->")
+    with pytest.raises(UserError, match="nonsense"):
+        pages(checkout)
+    assert (checkout / "README.md").read_text() == front
+    with pytest.raises(UserError, match="has no pages"):
+        pages(checkout / "docs")

@@ -1,0 +1,174 @@
+"""`logpast paper`: its tables, its figures, ours beside them."""
+
+import copy
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logpast.errors import UserError
+from logpast.experiments import paper, printed
+from logpast.experiments.ledger import append
+from logpast.filters import PAPER_SPACING
+
+BANK = {"spacing": PAPER_SPACING, "first_peak": 1.0, "kernel": "paper", "normalize": "none", "reach": 1.0}
+
+
+def row(slots: int, sharpness: int | None, seed: int, ppl: float, **changes: Any) -> dict[str, Any]:
+    """As `ledger.row` makes them, with what is read here."""
+    model: dict[str, Any] = {"system": "recent", "window": 256, "slots": slots}
+    if sharpness:
+        model |= {"system": "log_memory", "sharpness": sharpness, **BANK}
+    model |= changes.pop("model", {})
+    made = {
+        "run": "r", "trained_at_revision": "0" * 40, "recipe": {"model": model, "seed": seed}, "seed": seed,
+        "parameters": 124_000_000, "train_tokens": 49_000_000, "train_data": {"name": "wiki22k:train"},
+        "test_data": {"name": "wikitext103:test", "tokens": 286_221},
+        "scores": {"accounting": "all", "ppl_token": ppl, "ppl_word": 2 * ppl, "bits_per_byte": 1.0},
+    }  # fmt: skip
+    return made | changes
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    folder = tmp_path / "ledger"
+    for slots, sharpness, seed, ppl in (
+        (5, None, 0, 40.0),
+        (5, None, 1, 41.0),
+        (53, None, 0, 39.0),
+        (5, 100, 0, 38.0),
+        (53, 200, 0, 37.0),
+    ):
+        append(folder / "sweep.jsonl", row(slots, sharpness, seed, ppl))
+    return folder
+
+
+def test_figures_are_drawn(tmp_path: Path, ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for out in (
+        paper.fig1(tmp_path / "1.svg"),
+        paper.fig_a1(tmp_path / "a1.svg"),
+        paper.results_figure(tmp_path / "none.svg", results=tmp_path),
+        paper.results_figure(tmp_path / "ours.svg", "ppl_word", ledger),
+    ):
+        assert out.read_text().startswith("<?xml")
+    assert (tmp_path / "1.svg").stat().st_size < (tmp_path / "a1.svg").stat().st_size
+    assert (tmp_path / "none.svg").stat().st_size < (tmp_path / "ours.svg").stat().st_size
+    assert "printed values alone" in capsys.readouterr().out
+
+
+def test_figure_a1_goes_on_where_figure_1_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.figure
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    paper.fig1(tmp_path / "1.png")
+    paper.fig_a1(tmp_path / "a1.png")
+    assert ["".join(axis.get_title("left") for axis in figure.axes) for figure in drawn] == ["ABC", "DEFGHI"]
+    sharpness = [axis.get_ylabel().partition("k = ")[2] for figure in drawn for axis in figure.axes[::3]]
+    assert sharpness == ["50", "10", "100"]
+
+
+def test_results_figure_draws_what_is_printed_and_what_was_measured(
+    tmp_path: Path, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import matplotlib.figure
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    paper.results_figure(tmp_path / "f.png", results=ledger)
+    wiki, books, ours, none = drawn[0].axes
+    lines = {line.get_label(): list(line.get_ydata()) for line in wiki.lines}
+    assert lines["delta"] == [row.delta.raw for row in printed.sweep("A1").rows]
+    assert lines["k = 200"][-1] == 16.76
+    assert {line.get_label(): list(line.get_ydata()) for line in books.lines}["k = 150"][0] == 21.08
+    means = {line.get_label(): line.get_xydata().tolist() for line in ours.lines}
+    assert means["delta"] == [[5, 40.5], [53, 39.0]]
+    assert means["k = 100"] == [[5, 38.0]]
+    assert "49.0M tokens of wiki22k:train" in ours.get_title("left").replace("\n", " ")
+    assert [text.get_text() for text in none.texts] == ["not measured yet"]
+
+
+def test_only_what_belongs_stands_beside_the_table(ledger: Path) -> None:
+    table = printed.sweep("A1")
+    for entry in (
+        row(5, 100, 9, 1.0, test_data={"name": "wikitext103:validation", "tokens": 1}),
+        row(5, 100, 9, 1.0, model={"window": 128}),
+        row(5, 100, 9, 1.0, model={"reach": 3.0}),
+        row(6, 100, 9, 1.0),
+        row(5, 100, 9, 1.0, model={"system": "transformer_xl"}),
+        row(5, 100, 9, 1.0, scores={"accounting": "paper", "ppl_token": 1.0, "ppl_word": 1.0, "bits_per_byte": 1.0}),
+    ):
+        append(ledger / "other.jsonl", entry)
+    found = paper.measured(table, ledger)
+    assert {one.name: sorted(one.points) for one in found} == {"delta": [5, 53], "k = 100": [5], "k = 200": [53]}
+    assert [one.values(5, "ppl_token") for one in found[:2]] == [[40.0, 41.0], [38.0]]
+    assert paper.measured(printed.sweep("A2"), ledger) == []
+
+
+def test_recipes_are_told_apart_and_parts_of_a_test_set_named(ledger: Path) -> None:
+    append(ledger / "other.jsonl", row(53, 100, 0, 35.0, model={"normalize": "area"}))
+    names = [one.name for one in paper.measured(printed.sweep("A1"), ledger)]
+    assert names == ["delta", "k = 100, model.normalize = area", "k = 100, model.normalize = none", "k = 200"]
+    append(ledger / "books.jsonl", row(53, 100, 0, 35.0, test_data={"name": "pg19:test", "tokens": 10_000_000}))
+    (one,) = paper.measured(printed.sweep("A2"), ledger)
+    assert "10,000,000 tokens: not the whole official set" in one.about
+
+
+def test_a_run_scored_twice_counts_once(ledger: Path) -> None:
+    append(ledger / "sweep.jsonl", row(5, 100, 0, 38.5))
+    found = {one.name: one for one in paper.measured(printed.sweep("A1"), ledger)}
+    assert found["k = 100"].values(5, "ppl_token") == [38.5]
+
+
+def test_tables_in_three_forms(tmp_path: Path, ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paper.table_a1(tmp_path / "a1.csv", ledger)
+    with (tmp_path / "a1.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[-1]["k = 200"] == "16.76/23.56"
+    assert rows[0]["ours delta¹"] == "40.50/81.00 (2 seeds)"
+    assert rows[1]["ours delta¹"] == ""
+    paper.table_a2(tmp_path / "a2.json", ledger)
+    assert json.loads((tmp_path / "a2.json").read_text())["rows"][10]["k = 200"] == "17.82/79.40"
+    paper.table1(tmp_path / "1.md")
+    assert "| Scale-Invariant Compression Filters | 124M | 309 | 23.56 | 26.73 † |" in (tmp_path / "1.md").read_text()
+    assert "trained on 49.0M tokens of wiki22k:train, 124M weights" in capsys.readouterr().out
+
+
+def test_tables_without_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(paper.table_a1().heads) == 6
+    with pytest.raises(UserError, match="no folder nowhere"):
+        paper.table_a1(results=Path("nowhere"))
+    precious = tmp_path / "precious.txt"
+    precious.write_text("precious")
+    with pytest.raises(UserError, match=r"must end in \.md, \.csv, \.json"):
+        paper.table1(precious)
+    assert precious.read_text() == "precious"
+
+
+def test_accounting_marks_the_cells_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    table = paper.accounting()
+    marked = {
+        (line[0], int(line[1]), head)
+        for line in table.rows
+        for head, cell in zip(table.heads, line, strict=True)
+        if "*" in cell
+    }
+    controls = {(name, slots, "delta") for name in ("A1", "A2") for slots in (5, 9, 13, 17)}
+    assert marked == controls | {("A1", 9, "k = 150"), ("A2", 21, "k = 100"), ("A2", 41, "k = 200")}
+    best = table.rows[12]
+    assert best[:4] == ["A1", "53", "15,885 (5.55%)", "1.1207"]
+    assert best[-1] == "23.56 → 28.36 (k = 200)"
+    text = capsys.readouterr().out
+    assert "23.56 would read 28.36 on 241,211 words, and 26.73 on 245,569" in text
+    assert "inference" in text
+
+
+def test_accounting_fails_where_a_row_is_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = copy.deepcopy(printed.page())
+    wrong["tableA2"]["rows"][3][150][1] = 89.60  # 98.60 is printed
+    monkeypatch.setattr(printed, "page", lambda: wrong)
+    with pytest.raises(UserError, match="Table A2, L = 17"):
+        paper.accounting()

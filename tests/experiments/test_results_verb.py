@@ -1,0 +1,111 @@
+"""`logpast results`: every row, the right ones, in every form."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from logpast.cli import main
+from logpast.errors import UserError
+from logpast.experiments.results import results
+
+HERE = Path(__file__).parents[2] / "results"
+
+
+def test_every_row_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = results(folder=HERE)
+    lines = capsys.readouterr().out.splitlines()
+    files = {path.stem: path for path in [*HERE.glob("*.jsonl"), *HERE.glob("*.json")]}
+    assert {row["file"] for row in rows} == set(files)
+    for name, path in files.items():
+        if path.suffix == ".jsonl":
+            assert sum(line.startswith(f"{name} ") for line in lines) == len(path.read_text().splitlines())
+        else:
+            assert any(line.startswith(f"{name}.json: ") for line in lines)
+    assert lines[0].split()[:6] == ["file", "run", "system", "L", "k", "corpus"]
+    line = next(line for line in lines if line.startswith("demo-text    log_memory-0"))
+    assert " ".join(line.split()[2:]) == "log_memory 33 100 kjv 1,228,788 0 38.96 262.3 1.5121 1d4c68c"
+
+
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [
+        (["file=demo-text"], 10),
+        (["file=demo-text", "seed=3"], 2),
+        (["system=log_memory", "seed=0"], 3),
+        (["recipe.model.system=log_memory", "seed=0"], 3),
+        (["model.system=log_memory", "k=20"], 3),
+        (["run=log*-0"], 2),
+        (["scores.documents=118"], 19),
+        (["case=full*"], 7),
+        (["k=many", "file=*"], 0),
+        (["seed=7"], 0),
+    ],
+)
+def test_filters(where: list[str], count: int) -> None:
+    if count:
+        assert len(results(where, HERE)) == count
+    else:
+        with pytest.raises(UserError, match="none of the"):
+            results(where, HERE)
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    for where, told in (("sed=0", "did you mean seed"), ("xyzzy=0", "known: file, run"), ("seed", "NAME=VALUE")):
+        with pytest.raises(UserError, match=told):
+            results([where], HERE)
+    with pytest.raises(UserError, match="no folder"):
+        results(folder=tmp_path / "nowhere")
+    with pytest.raises(UserError, match="both L and ms"):
+        results(folder=HERE, plot=tmp_path / "p.png", y="ms")
+    with pytest.raises(UserError, match="did you mean ppl_word"):
+        results(folder=HERE, plot=tmp_path / "p.png", y="ppl_wrd")
+    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a":\n')
+    with pytest.raises(UserError, match=r"bad\.jsonl, line 2"):
+        results(folder=tmp_path)
+    (tmp_path / "bad.jsonl").unlink()
+    (tmp_path / "bad.json").write_text("[1]")
+    with pytest.raises(UserError, match=r"bad\.json is not a table"):
+        results(folder=tmp_path)
+
+
+def test_json_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["results", "file=demo-text", "seed=0", "--folder", str(HERE), "--json", "-"])
+    assert not stop.value.code
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["recipe"]["model"]["system"] for row in rows] == ["log_memory", "recent"]
+    results(["file=demo-text", "seed=0"], HERE, csv=str(tmp_path / "rows.csv"))
+    with (tmp_path / "rows.csv").open() as file:
+        first = next(csv.DictReader(file))
+    assert float(first["ppl_token"]) == rows[0]["scores"]["ppl_token"]
+    with pytest.raises(UserError, match="is a folder"):
+        results(folder=HERE, json=str(tmp_path))
+
+
+def test_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.figure
+
+    results(["file=train_gpu"], HERE, plot=tmp_path / "p.png", x="sees", y="ms")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    drawn: list[matplotlib.figure.Figure] = []
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    rows = results(["file=demo-text"], HERE, plot=tmp_path / "q.png", y="bits_per_byte", by="system")
+    (axis,) = drawn[0].axes
+    means = {line.get_label(): line.get_xydata().tolist() for line in axis.lines if line.get_linestyle() == "-"}
+    values = [row["scores"]["bits_per_byte"] for row in rows if row["recipe"]["model"]["system"] == "recent"]
+    assert means["recent"] == [[33, pytest.approx(sum(values) / 5)]]
+    assert set(means) == {"log_memory", "recent"}
+
+
+def test_reading_does_not_wait_for_torch() -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from logpast.experiments.results import results
+results(folder=Path({str(HERE)!r}))
+assert 'torch' not in sys.modules"""
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
