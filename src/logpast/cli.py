@@ -4,17 +4,15 @@ options and its docstring the help. Nothing heavy is imported before a verb is c
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logpast.errors import UserError
+from logpast.errors import UserError, nearest, one_line
 from logpast.version import __version__
 
 if TYPE_CHECKING:
@@ -39,6 +37,7 @@ VERBS = {
     "analyze": Verb(
         "logpast.experiments.analysis", "analyze", "show how much of its past a model uses", "checkpoint", "CHECKPOINT"
     ),
+    "sweep": Verb("logpast.experiments.sweep", "sweep", "train and score every cell of a grid", "page", "PAGE"),
     "generate": Verb("logpast.generation", "generate", "write on from a prompt"),
     "filters": Verb("logpast.experiments.figures", "draw_filters", "draw the filters (the paper's Figures 1 and A1)"),
     "results": Verb(
@@ -131,7 +130,7 @@ def _verb_in(argv: list[str]) -> str:
             return name
     group = _group(argv[0])
     name = " ".join(argv[:2]) if group else argv[0]
-    raise UserError(f"unknown verb {name!r}; {_nearest(name, group or list(VERBS))}")
+    raise UserError(f"unknown verb {name!r}; {nearest(name, group or list(VERBS))}")
 
 
 def _group(word: str) -> list[str]:
@@ -173,19 +172,26 @@ def _parse(parser: ArgumentParser, argv: list[str]) -> dict[str, Any]:
     for word in argv:
         option = word.partition("=")[0].removesuffix("+")
         if option.startswith("--") and " " not in word and option not in known:
-            raise UserError(f"unknown option {option}; {_nearest(option, known)}")
+            raise UserError(f"unknown option {option}; {nearest(option, known)}")
+    bools = [name for a in parser._actions if getattr(a, "_typehint", None) is bool for name in a.option_strings]
+    for place, word in enumerate(argv):
+        if word in bools and [*argv, ""][place + 1] not in ("true", "false"):
+            argv[place] = f"{word}=true"  # --dry_run alone is enough
     try:
         values = parser.parse_args(argv).as_dict()
     except ArgumentError as error:
-        raise UserError(_one_line(error, parser.prog)) from None
+        raise UserError(f"{one_line(error, '--')}; see {parser.prog} --help") from None
     values.pop("config", None)
     return values
 
 
 def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
     """`train`'s options: those of a run, and those of the one system that recipe or command line names."""
+    import yaml
+
     from logpast.models import SYSTEMS
     from logpast.training.config import TrainConfig
+    from logpast.training.recipes import add_settings, fit_to_system, known_system, read_recipe
 
     system, recipes, rest = None, [], []
     words = iter(argv)
@@ -194,70 +200,25 @@ def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
         if option in ("--model", "--model.system", "--config"):
             value = value if given else next(words, "")
             if option == "--config":
-                recipes.append((value, _read_recipe(value)))
+                recipes.append((value, read_recipe(Path(value))))
             else:
                 system = value
         else:
             rest.append(word)
     named = [recipe["model"]["system"] for _, recipe in recipes if "system" in recipe["model"]]
-    system = system or (named[-1] if named else "log_memory")
-    if system not in SYSTEMS:
-        raise UserError(f"unknown model {system!r}; {_nearest(system, list(SYSTEMS))}")
+    system = known_system(system or (named[-1] if named else "log_memory"))
 
     parser = _parser("train", function)
     parser.add_argument("--config", action="config", help="a recipe (YAML); options after it override it")
     parser.add_argument(
         "--model.system", default=system, type=str, help=f"--model NAME for short: {', '.join(SYSTEMS)}"
     )
-    parser.add_class_arguments(TrainConfig, skip={"model"}, fail_untyped=True)
-    parser.add_class_arguments(SYSTEMS[system].Config, "model", fail_untyped=True)
-    import yaml
-
+    add_settings(parser, system)
     for file, recipe in recipes[::-1]:
-        _fit_to_system(recipe, system, SYSTEMS)
-        known = [action.dest for action in parser._actions]
-        for key in _flat(recipe):
-            if key not in known:
-                raise UserError(f"{file}: unknown key {key!r}; {_nearest(key, known)}")
-        rest = ["--config", yaml.safe_dump(recipe), *rest]
+        rest = ["--config", yaml.safe_dump(fit_to_system(recipe, system, parser, file)), *rest]
     values = _parse(parser, rest)
     values["model"]["system"] = system
     return TrainConfig.from_dict(values)
-
-
-def _fit_to_system(recipe: dict[str, Any], system: str, systems: dict[str, Any]) -> None:
-    """A recipe's model settings that only other systems have do not apply to the system chosen."""
-    from dataclasses import fields
-
-    model = recipe["model"]
-    ours = {f.name for f in fields(systems[system].Config)}
-    others = {f.name for other in systems.values() for f in fields(other.Config)} - ours
-    recipe["model"] = {name: value for name, value in model.items() if name not in others and name != "system"}
-
-
-def _read_recipe(file: str) -> dict[str, Any]:
-    import yaml
-
-    try:
-        with open(file, encoding="utf-8") as stream:
-            recipe = yaml.safe_load(stream)
-    except OSError as error:
-        raise UserError(f"cannot read the recipe {file!r}: {error.strerror}; see the folder recipes/") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(recipe, dict):
-        raise UserError(f"{file} is not a recipe: it should hold keys such as run, model and data")
-    model = recipe.setdefault("model", {})
-    if not isinstance(model, dict) or not isinstance(model.get("system", ""), str):
-        raise UserError(f"{file}: model should hold settings, such as system: log_memory and slots: 53")
-    return recipe
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for name, value in values.items():
-        keys += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}"]
-    return keys
 
 
 def _help_of(function: Callable[..., Any], parameter: str) -> str:
@@ -267,21 +228,9 @@ def _help_of(function: Callable[..., Any], parameter: str) -> str:
     return " ".join(parameters[parameter].split())
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-
-
 def _underscored(word: str) -> str:
     """--batch-size is --batch_size."""
     if not word.startswith("--"):
         return word
     option, given, value = word.partition("=")
     return "--" + option[2:].replace("-", "_") + given + value
-
-
-def _one_line(error: Exception, program: str) -> str:
-    text = " ".join(str(error).split())
-    if wrong := re.search(r'Parser key "([^"]+)".*(?:Given|Got) value: (.*)', text):
-        text = f"--{wrong[1]} cannot be {wrong[2]!r}"
-    return f"{text}; see {program} --help"

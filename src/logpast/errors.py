@@ -1,5 +1,8 @@
 """The one exception for mistakes a person can mend: its text is a single line that names what was wrong and the fix."""
 
+import difflib
+import re
+
 
 class UserError(ValueError):
     """Bad input, a bad setting or a damaged file. The command line prints it without a traceback and exits with 2."""
@@ -7,3 +10,16 @@ class UserError(ValueError):
 
 class Diverged(UserError):
     """Training went to infinity; other settings may not."""
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """The end of an error about an unknown name: what may have been meant."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+
+
+def one_line(error: Exception, before: str = "") -> str:
+    """What a parser of options found wrong, in a line; `before` stands before an option's name."""
+    text = " ".join(str(error).split())
+    wrong = re.search(r'Parser key "([^"]+)".*(?:Given|Got) value: (.*)', text)
+    return f"{before}{wrong[1]} cannot be {wrong[2]!r}" if wrong else text

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 QUIET_SECONDS = 10.0  # between two lines where there is no terminal
+QUIET_MINUTE = 60.0  # the same for many jobs, whose beginnings and ends are told anyway
 
 
 class Meter:
@@ -33,7 +36,7 @@ class Meter:
                 self.say(f"{self.title} {done:,} {note}")
                 return
             left = (now - self.started) / max(done - self.start, 1) * (self.total - done)
-            self.say(f"{self.title} {done:,}/{self.total:,} {note} {_clock(left)} left")
+            self.say(f"{self.title} {done:,}/{self.total:,} {note} {clock(left)} left")
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -55,7 +58,42 @@ def meter(title: str, total: int | None, done: int = 0, visible: bool = True) ->
         yield Meter(title, total, live, console, done)
 
 
-def _clock(seconds: float) -> str:
+class Board:
+    """Says how far several jobs are that run at the same time."""
+
+    def __init__(self, columns: tuple[str, ...], live: Live | None, console: Console) -> None:
+        self.columns, self.live, self.console = columns, live, console
+        self.spoke = time.monotonic()
+
+    def update(self, title: str, rows: list[list[str]]) -> None:
+        """A row is of one job: its name, how far it is, and whatever else the columns say."""
+        if self.live:
+            table = Table(*self.columns, title=title, title_justify="left", box=None)
+            for row in rows:
+                table.add_row(*row)
+            self.live.update(table)
+        elif time.monotonic() - self.spoke >= QUIET_MINUTE:
+            self.spoke = time.monotonic()
+            self.say(f"{title}: " + ", ".join(" ".join(row[:2]) for row in rows))
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def board(*columns: str) -> Iterator[Board]:
+    """Progress of several jobs: a live table on a terminal, else a line now and then; on standard error."""
+    console = Console(file=sys.stderr, emoji=False)
+    if not console.is_terminal:
+        yield Board(columns, None, console)
+        return
+    with Live(console=console, transient=True, refresh_per_second=2) as live:
+        yield Board(columns, live, console)
+
+
+def clock(seconds: float) -> str:
+    """1:05, or 2:01:05 with hours."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

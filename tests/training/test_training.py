@@ -25,7 +25,7 @@ from logpast.progress import meter
 from logpast.training import loop
 from logpast.training.checkpoint import find_checkpoint, open_checkpoint, sorted_checkpoints
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
-from logpast.training.log import read_log
+from logpast.training.log import last_record, read_log
 from logpast.training.loop import train
 from logpast.training.optimizer import build_optimizer, learning_rate
 
@@ -538,3 +538,10 @@ def test_decay_is_on_matrices_only() -> None:
 
 def test_config_round_trip(train_config: TrainConfig) -> None:
     assert TrainConfig.from_dict(json.loads(json.dumps(train_config.to_dict()))) == train_config
+
+
+def test_the_last_record_is_found_from_the_end(tmp_path: Path) -> None:
+    assert last_record(tmp_path) == {}
+    lines = [json.dumps({"step": step, "loss": 1 / step}) for step in range(1, 500)]
+    (tmp_path / "log.jsonl").write_text("\n".join([*lines, '{"step": 499, "validation_loss": 2}', '{"step": 500, "lo']))
+    assert last_record(tmp_path) == {"step": 499, "loss": 1 / 499}

@@ -13,13 +13,11 @@ from __future__ import annotations
 import gc
 import json
 import statistics
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -27,13 +25,12 @@ from logpast.data import TokenStore, open_tokens
 from logpast.data.windows import Lanes, Streams, Windows
 from logpast.errors import Diverged, UserError
 from logpast.experiments import ledger, tables
-from logpast.experiments.evaluation import evaluate
+from logpast.experiments.cell import run_cell, tokens_per_second
 from logpast.files import make_way, remove
 from logpast.models import LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build, config_from_dict
-from logpast.training.checkpoint import find_checkpoint
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
-from logpast.training.log import read_log
 from logpast.training.loop import train
+from logpast.training.recipes import read_yaml
 
 Budget = Literal["tokens", "time"]
 TOLERANCE = 0.02  # how far numbers of weights may be apart
@@ -131,12 +128,7 @@ def compare(
 
 
 def _read(path: Path) -> Recipe:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read the recipe {path}: {error.strerror}; see the folder recipes/") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    values = read_yaml(path)
     known = {f.name for f in fields(Recipe)}
     if not isinstance(values, dict) or not isinstance(values.get("systems"), dict) or not values["systems"]:
         raise UserError(f"{path} is not a comparison: it needs train, validation, test and systems")
@@ -246,7 +238,7 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
             try:
                 state = train(_train_config(plan, each, run, steps, rate, seed=0))
                 tried[rate] = state["best"]["nats_per_token"]
-                speeds.append(_speed(run))
+                speeds.append(tokens_per_second(run))
             except Diverged as error:
                 say(f"{each.name}: {error}")
             remove(run)
@@ -260,12 +252,6 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
     return found["learning_rate"], found["tokens_per_second"]
 
 
-def _speed(run: Path) -> float:
-    """Training tokens a second, the first report, in which all was built and compiled, left out."""
-    speeds = [record["tokens_per_second"] for record in read_log(run) if "tokens_per_second" in record]
-    return statistics.median(speeds[1:] or speeds)
-
-
 def _run_cell(
     plan: Recipe, each: Contestant, out: Path, budget: Budget, seed: int, rate: float, speed: float, say: Any
 ) -> None:  # fmt: skip
@@ -273,45 +259,22 @@ def _run_cell(
     steps = max(4, round(tokens / each.tokens_per_step))
     run = out / "runs" / f"{each.name}-{budget}-{seed}"
     say(f"{each.name}, seed {seed}: {steps:,} steps, learning rate {rate:g}")
-    _forget_peak()
-    train(_train_config(plan, each, run, steps, rate, seed))
-    peak = _peak_bytes()
+    config = _train_config(plan, each, run, steps, rate, seed)
     # the state of each stream follows from its beginning, so documents are scored side by side
-    scores = evaluate(run, plan.test, batch_size=plan.batch_size_when_scoring, streams=plan.streams)
-    found = find_checkpoint(run)
-    entry = ledger.row(found, open_tokens(plan.test, found.load_tokenizer()), scores)
+    entry = run_cell(config, plan.test, plan.batch_size_when_scoring)
     entry["comparison"] = {
         "system": each.name,
         "budget": budget,
         "learning_rate": rate,
         "attention_length": each.attention_length,
         "state_bytes": each.state_bytes,
-        "tokens_per_second": _speed(run),
-        "peak_bytes": peak,
+        "tokens_per_second": entry.pop("tokens_per_second"),
+        "peak_bytes": entry.pop("peak_bytes"),
     }
     ledger.append(out / "rows.jsonl", entry)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _forget_peak() -> None:
-    """Begin to watch how much memory is used at most: a GPU's, or this process's (on Linux)."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        return
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_bytes() -> int | None:
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)
 
 
 def _rows(out: Path) -> list[dict[str, Any]]:

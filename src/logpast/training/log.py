@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+TAIL = 4096  # bytes: some records
+
 
 class Log:
     """Writes to all places at once; `Log()` without a folder writes nowhere, so that the loop needs no ifs.
@@ -47,6 +49,24 @@ class Log:
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """All records of a run's log."""
     return _lines(folder / "log.jsonl")
+
+
+def last_record(folder: Path) -> dict[str, Any]:
+    """The latest record of training that stands in a run's log, found from its end; empty where there is none."""
+    try:
+        with (folder / "log.jsonl").open("rb") as file:
+            file.seek(-min(file.seek(0, os.SEEK_END), TAIL), os.SEEK_END)
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut off, by a kill or by our looking at the end only
+        if isinstance(record, dict) and "loss" in record:
+            return record
+    return {}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

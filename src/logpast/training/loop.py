@@ -87,7 +87,7 @@ class Run:
         self.fabric = fabric = _fabric(config)
         self.leads = fabric.global_rank == 0
         with fabric.rank_zero_first():
-            store, self.validation = _open_data(config.data)
+            store, self.validation = open_data(config.data)
             resumed = _find_resumption(config, store)
         torch.manual_seed(config.seed)
         self.bare = bare = build(config.model, store.tokenizer.size)
@@ -322,7 +322,7 @@ def _fabric(config: TrainConfig) -> Fabric:
     return fabric
 
 
-def _open_data(data: DataConfig) -> tuple[TokenStore, TokenStore | None]:
+def open_data(data: DataConfig) -> tuple[TokenStore, TokenStore | None]:
     """Training and validation tokens, both of the training text's tokenizer."""
     train_store = open_tokens(data.train, None if is_store(data.train) else data.tokenizer)
     return train_store, open_tokens(data.validation, train_store.path) if data.validation else None

@@ -1,0 +1,150 @@
+"""A cell: one run, trained and scored. Comparisons and sweeps are made of these.
+
+A sweep starts each in a process of its own, `python -m logpast.experiments.cell`, so that whatever one does to its
+process, a crash, a full GPU, a leak, harms no other. The job comes as a line of JSON on standard input, which then
+stays open: where it ends, the sweep has died, and the cell saves and ends too. The row goes to standard output as JSON.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import statistics
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from logpast.data import open_tokens
+from logpast.errors import UserError
+from logpast.experiments import ledger
+from logpast.experiments.evaluation import evaluate
+from logpast.training.checkpoint import find_checkpoint
+from logpast.training.config import TrainConfig
+from logpast.training.log import read_log
+from logpast.training.loop import train
+
+PATIENCE = 60.0  # seconds that a process which was told to stop has for it; its successor waits longer
+
+
+def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> dict[str, Any]:
+    """Train, or go on, or find it done; score on the test text. Returns the ledger's row, with `tokens_per_second` of
+    the training and `peak_bytes`, the most memory that it took.
+    """
+    _forget_peak()
+    train(config)
+    peak = _peak_bytes()
+    size = batch_size or config.micro_batch_size or config.batch_size
+    scores = evaluate(config.run, test, batch_size=size, device=config.accelerator)
+    found = find_checkpoint(config.run)
+    entry = ledger.row(found, open_tokens(test, found.load_tokenizer()), scores)
+    return entry | {"tokens_per_second": tokens_per_second(config.run), "peak_bytes": peak}
+
+
+def tokens_per_second(run: Path) -> float:
+    """Training tokens a second, the first report, in which all was built and compiled, left out."""
+    speeds = [record["tokens_per_second"] for record in read_log(run) if "tokens_per_second" in record]
+    return statistics.median(speeds[1:] or speeds)
+
+
+def _forget_peak() -> None:
+    """Begin to watch how much memory is used at most: a GPU's, or this process's (on Linux)."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_bytes() -> int | None:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)
+
+
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """Do a job: {config, test, log}. All that is printed goes to the log. Returns the row, with `seconds` it took."""
+    with _logging_to(Path(job["log"])):
+        started = time.monotonic()
+        print(f"process {os.getpid()} on {socket.gethostname()}", flush=True)
+        try:
+            entry = run_cell(TrainConfig.from_dict(job["config"]), job["test"])
+        except UserError as error:
+            print(f"logpast: {error}", flush=True)
+            raise
+        except Exception:
+            traceback.print_exc()
+            raise
+        # a run that was resumed took longer than this last piece of it
+        seconds = max(time.monotonic() - started, entry["train_seconds"] + entry["scores"]["seconds"])
+        return entry | {"seconds": round(seconds, 3)}
+
+
+@contextmanager
+def _logging_to(log: Path) -> Iterator[None]:
+    """Standard output and error into the log, at the level of file descriptors, for libraries' last words too.
+
+    The log is locked meanwhile: what a killed sweep has left running may still be about to end.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as lock, log.open("ab") as file:  # two, for processes that we start get the second
+        end = time.monotonic() + 2 * PATIENCE
+        while not _locked(lock):
+            if time.monotonic() > end:
+                raise UserError(f"another process is at work on this cell ({log} is locked); end it first")
+            time.sleep(0.1)
+        kept = os.dup(1), os.dup(2)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, handle in enumerate(kept, start=1):
+                os.dup2(handle, number)
+                os.close(handle)
+
+
+def _locked(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _end_with_parent() -> None:
+    """Standard input ends when whoever started us does, however that came about: save what there is, and stop."""
+    while os.read(0, 1024):  # sys.stdin cannot be left half read by a thread when Python ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(PATIENCE)
+    os._exit(1)
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        entry = work(job)
+    except (Exception, KeyboardInterrupt):
+        sys.exit(1)  # the log has told why
+    print(json.dumps(entry), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""A sweep's page -> its cells: grids over any fields of a recipe, united."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from logpast.errors import UserError, nearest
+from logpast.experiments import ledger
+from logpast.training.config import TrainConfig, recipe
+from logpast.training.recipes import as_recipe, config_of, flat, read_recipe, read_yaml
+
+OURS = ("run", "resume", "devices")  # not for a page to set: a cell has its own folder, resumes, and has one device
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is swept over: the keys of a page for `logpast sweep`."""
+
+    grids: list[dict[str, Any]]
+    """each maps a field of the recipe to its values, or a name to variants that set several fields; the cells of a
+    grid are all combinations, and the cells of all grids are united"""
+    recipe: str | dict[str, Any] | None = None
+    """a recipe for `train`: a file beside the page, or its keys"""
+    test: str | None = None
+    """the text to score on"""
+    set: dict[str, Any] = field(default_factory=dict)
+    """fields of the recipe that all cells change"""
+    cpus: float = 1
+    """with Ray: cores of a cell"""
+    gpus: float | None = None
+    """with Ray: GPUs of a cell, 0.5 for two cells on each; by default 1 where the cluster has any"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid."""
+
+    name: str
+    choices: dict[str, Any]
+    config: TrainConfig
+    test: str
+
+    @property
+    def key(self) -> str:
+        """Equal where the same would be learned and scored."""
+        return ledger.hash_of([recipe(self.config), self.test])
+
+
+def read_page(path: Path) -> Page:
+    values = read_yaml(path)
+    known = [f.name for f in fields(Page)]
+    if not isinstance(values, dict) or not isinstance(values.get("grids"), list) or not values["grids"]:
+        raise UserError(f"{path} is not a sweep: it needs grids, a list; see recipes/sweep-toy.yaml")
+    for name in values:
+        if name not in known:
+            raise UserError(f"{path}: unknown key {name!r}; {nearest(str(name), known)}")
+    for name, kinds in (
+        ("set", dict),
+        ("test", str),
+        ("recipe", (str, dict)),
+        ("cpus", (int, float)),
+        ("gpus", (int, float)),
+    ):
+        if name in values and not isinstance(values[name], kinds):
+            raise UserError(f"{path}: {name} cannot be {values[name]!r}")
+    return Page(**values)
+
+
+def cells_of(plan: Page, page: Path, out: Path) -> list[Cell]:
+    """All cells in the grids' order, each once; the first grid that has a cell names it."""
+    found, named = dict[str, Cell](), dict[str, Cell]()
+    recipes: dict[str, dict[str, Any]] = {}
+    for grid in plan.grids:
+        if not isinstance(grid, dict):
+            raise UserError(f"{page}: a grid should map fields to their values, not be {grid!r}")
+        for picked in product(*(_choices(axis, values, page) for axis, values in grid.items())):
+            cell = _cell(plan, picked, page, out, recipes)
+            if cell.key in found:
+                continue
+            if cell.name in named:
+                raise UserError(f"{page}: two different cells would be called {cell.name}; give variants other names")
+            found[cell.key] = named[cell.name] = cell
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value of an axis: what it is called, and the settings that it means."""
+
+    axis: str
+    value: Any
+    label: str
+    settings: dict[str, Any]
+
+
+def _choices(axis: str, values: Any, page: Path) -> list[Choice]:
+    if isinstance(values, dict) and values and all(isinstance(value, dict) for value in values.values()):
+        return [Choice(axis, name, str(name), flat(variant)) for name, variant in values.items()]
+    if isinstance(values, list) and values and not any(isinstance(value, dict | list) for value in values):
+        short = axis.rpartition(".")[2]
+        return [Choice(axis, value, f"{short}{value}", {axis: value}) for value in values]
+    raise UserError(f"{page}: {axis} should have a list of values, or named variants that each set some fields")
+
+
+def _cell(
+    plan: Page, picked: tuple[Choice, ...], page: Path, out: Path, recipes: dict[str, dict[str, Any]]
+) -> Cell:  # fmt: skip
+    chosen: dict[str, Any] = {}
+    for choice in picked:
+        if twice := sorted(set(choice.settings) & set(chosen)):
+            raise UserError(f"{page}: {twice[0]} is set by {choice.axis} and by another part of the same grid")
+        chosen |= choice.settings
+    settings = {"recipe": plan.recipe, "test": plan.test} | flat(plan.set) | chosen
+    if ours := sorted(set(OURS) & set(settings)):
+        raise UserError(f"{page}: {ours[0]} is the sweep's to set; take it out")
+    base, test = settings.pop("recipe"), settings.pop("test")
+    if base is None or test is None:
+        raise UserError(f"{page}: a cell lacks its {'recipe' if base is None else 'test text'}; set it in the page")
+    if isinstance(base, str):
+        if base not in recipes:
+            recipes[base] = read_recipe(page.parent / base)
+        base = recipes[base]
+    values = _with(as_recipe(deepcopy(base), page), settings, page)
+    labels = [choice.label for choice in picked if choice.axis != "seed"]
+    name = re.sub(r"[^\w.+-]+", "_", "-".join([*labels, f"seed{values.get('seed', 0)}"]))
+    try:
+        config = config_of(values | {"run": str(out / "runs" / name), "resume": "auto", "devices": 1}, page)
+    except UserError as error:
+        raise UserError(f"{error} (cell {name})") from None
+    return Cell(name, {choice.axis: choice.value for choice in picked}, config, test)
+
+
+def _with(values: dict[str, Any], settings: dict[str, Any], page: Path) -> dict[str, Any]:
+    """A recipe with some fields, named like model.slots, changed."""
+    for key, value in settings.items():
+        *rooms, last = key.split(".")
+        place = values
+        for room in rooms:
+            place = place.setdefault(room, {})
+            if not isinstance(place, dict):
+                raise UserError(f"{page}: unknown key {key!r}; {room} is no group of settings")
+        place[last] = value
+    return values

@@ -1,0 +1,276 @@
+"""Sweeps: a grid over any fields of a recipe, each cell trained and scored, none twice, whatever happens between.
+
+    logpast sweep recipes/sweep-toy.yaml
+
+    OUT/ledger.jsonl     a row a finished cell (`sweep` in it names cell and choices): what stands here is finished
+    OUT/runs/CELL/       its run, from whose last checkpoint a cell goes on that was interrupted
+    OUT/logs/CELL.log    what it printed
+
+Only the sweep itself writes rows, and only one sweep may work in a folder, so no cell can be lost or doubled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from logpast.data import open_tokens
+from logpast.errors import UserError
+from logpast.experiments import ledger
+from logpast.experiments.cell import PATIENCE
+from logpast.experiments.grid import Cell, cells_of, read_page
+from logpast.experiments.runners import Cluster, Processes, Row, Runner
+from logpast.files import make_way
+from logpast.progress import Board, board, clock
+from logpast.training.log import last_record
+from logpast.training.loop import open_data
+
+
+def sweep(
+    page: Path,
+    out: Path | None = None,
+    jobs: int | None = None,
+    address: str | None = None,
+    minutes: float | None = None,
+    dry_run: bool = False,
+) -> list[dict[str, Any]]:
+    """Train and score every cell of a grid; go on where a sweep was interrupted.
+
+    Examples:
+        logpast sweep recipes/sweep-toy.yaml
+        logpast sweep recipes/sweep-paper.yaml --dry_run              # which cells, and which of them are finished
+        logpast sweep recipes/sweep-small.yaml --minutes 28           # the same again goes on
+        logpast sweep recipes/sweep-paper.yaml --address auto         # on the Ray cluster that this machine is part of
+
+    Args:
+        page: a page that names a recipe, grids over its fields and the text to score on; see recipes/sweep-toy.yaml.
+        out: folder for ledger.jsonl, runs and logs; by default runs/ and the page's name. What is finished there is
+            not done again. On a cluster, all machines must see it under this name.
+        jobs: cells at a time on this machine; by default one on each GPU, or one on the CPU. CUDA_VISIBLE_DEVICES
+            chooses GPUs.
+        address: run the cells through Ray, which then decides where and how many at a time: auto or HOST:PORT for the
+            cluster that this machine is part of (`ray start`), local to start one here for this sweep alone.
+        minutes: stop after so long. Cells then under way save, to be gone on with; none is begun that would not end
+            in time, to go by the longest so far.
+        dry_run: only list the cells.
+
+    Returns:
+        The rows of all finished cells.
+    """
+    for name, value in (("jobs", jobs), ("minutes", minutes)):
+        if value is not None and value <= 0:
+            raise UserError(f"{name} must be above 0, got {value}")
+    if jobs and address:
+        raise UserError("--jobs is for cells without Ray; with --address, set cpus and gpus of a cell in the page")
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    out = (out or Path("runs") / page.stem).absolute()
+    plan = read_page(page)
+    cells = cells_of(plan, page, out)
+    done = _finished(cells, out)
+    if dry_run:
+        _list(cells, done)
+        return list(done.values())
+    make_way(out / "ledger.jsonl")
+    with _alone(out):
+        done = _finished(cells, out)  # once more, now that nobody else can be at it
+        left = [cell for cell in cells if cell.key not in done]
+        failed: dict[str, str] = {}
+        if left:
+            if address is None:
+                _prepare_texts(left)
+            runner: Runner = Cluster(address, plan.cpus, plan.gpus) if address else Processes(jobs)
+            failed = _Sweep(cells, done, out, runner, deadline).run()
+    _tell(cells, done, failed, out)
+    return [done[cell.key] for cell in cells if cell.key in done]
+
+
+def _finished(cells: list[Cell], out: Path) -> dict[str, Row]:
+    """The row of each cell that has one, by the cell's key."""
+    place, found = out / "ledger.jsonl", dict[str, Row]()
+    keys = {cell.name: cell.key for cell in cells}
+    for row in ledger.read(place) if place.exists() else []:
+        if "sweep" not in row:
+            raise UserError(f"{place} has rows that are no sweep's; give another --out")
+        name, key = row["sweep"]["cell"], row["sweep"]["key"]
+        if key in keys.values():
+            found[key] = row
+        elif name in keys:
+            raise UserError(f"{place} has a cell {name} that was made by other settings; give another --out")
+    return found
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """One sweep at a time in a folder; the lock ends with the process, however that ends."""
+    with (out / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(
+                f"a sweep is at work in {out} ({file.read().strip()}); wait for it, or give another --out"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def _prepare_texts(cells: list[Cell]) -> None:
+    """Tokenise every text once, here, before cells that run at the same time would each do so."""
+    for data, test in dict.fromkeys((cell.config.data, cell.test) for cell in cells):
+        store, _ = open_data(data)
+        assert store.path is not None
+        open_tokens(test, store.path)
+
+
+class _Sweep:
+    """A sweep under way."""
+
+    def __init__(
+        self, cells: list[Cell], done: dict[str, Row], out: Path, runner: Runner, deadline: float | None
+    ) -> None:
+        self.cells, self.done, self.out, self.runner = cells, done, out, runner
+        self.waiting = deque(cell for cell in cells if cell.key not in done)
+        self.running: dict[Future[Row], Cell] = {}
+        self.failed: dict[str, str] = {}
+        self.begun, self.stopping = 0, False
+        self.deadline = deadline
+
+    def run(self) -> dict[str, str]:
+        """Work until all cells are done or have failed, or time is up. Returns why cells failed, by name."""
+        try:
+            with board("cell", "trained", "loss", "tokens/s") as progress:
+                try:
+                    self._work(progress)
+                except KeyboardInterrupt:
+                    progress.say("stopping: cells under way save first (Ctrl-C again: stop at once)")
+                    self._stop(progress)
+                    raise
+        finally:
+            self.runner.close()
+        return self.failed
+
+    def _work(self, progress: Board) -> None:
+        while True:
+            while self.waiting and self._may_begin():
+                self._begin(self.waiting.popleft(), progress)
+            if not self.running:
+                return
+            self._collect(progress)
+            if self.deadline and time.monotonic() > self.deadline:
+                progress.say("time is up: cells under way save, to be gone on with by the same command")
+                self._stop(progress)
+                return
+
+    def _may_begin(self) -> bool:
+        width = self.runner.width
+        if len(self.running) >= width:
+            return False
+        # the first on each device is always begun: a cell may take longer than all the time that is given at once
+        return self.deadline is None or self.begun < width or time.monotonic() + self._longest() < self.deadline
+
+    def _longest(self) -> float:
+        return max((row["seconds"] for row in self.done.values()), default=0.0)
+
+    def _begin(self, cell: Cell, progress: Board) -> None:
+        job = {"config": cell.config.to_dict(), "test": cell.test, "log": str(self._log(cell.name))}
+        self.running[self.runner.start(job)] = cell
+        self.begun += 1
+        share = _share(cell)
+        progress.say(f"{cell.name}: begins" + (f" at {share:.0%}" if share else ""))
+
+    def _collect(self, progress: Board) -> None:
+        """Wait a moment, and note what has ended in it."""
+        for future in wait(self.running, timeout=0.5, return_when=FIRST_COMPLETED).done:
+            self._note(self.running.pop(future), future, progress)
+        rows = []
+        for cell in self.running.values():
+            record = last_record(cell.config.run)
+            figures = [f"{record['loss']:.3f}", f"{record['tokens_per_second']:,.0f}"] if record else ["", ""]
+            rows.append([cell.name, f"{_share(cell):.0%}", *figures])
+        progress.update(self._count(), rows)
+
+    def _count(self) -> str:
+        """How far the sweep is, and for how long it will go on if cells take as long as those finished."""
+        text = f"{len(self.done)} of {len(self.cells)} cells" + (f", {len(self.failed)} failed" if self.failed else "")
+        left = [1 - _share(cell) for cell in [*self.running.values(), *self.waiting]]
+        if self.done and left:
+            each = statistics.mean(row["seconds"] for row in self.done.values())
+            text += f", about {clock(each * sum(left) / min(self.runner.width, len(left)))} left"
+        return text
+
+    def _note(self, cell: Cell, future: Future[Row], progress: Board) -> None:
+        try:
+            row = future.result()
+        except Exception as error:
+            if not self.stopping:  # else it did as it was told, and will go on another time
+                self.failed[cell.name] = self.runner.reason(error)
+                progress.say(f"{cell.name}: failed: {self.failed[cell.name]} ({self._log(cell.name)})")
+            return
+        row["sweep"] = {"cell": cell.name, "choices": cell.choices, "test": cell.test, "key": cell.key}
+        ledger.append(self.out / "ledger.jsonl", row)
+        self.done[cell.key] = row
+        figure = row["scores"]["ppl_token"]
+        progress.say(f"{cell.name}: ppl_token {figure:.2f} in {row['seconds']:,.0f} s; {self._count()}")
+
+    def _stop(self, progress: Board) -> None:
+        self.stopping = True
+        self.runner.stop()
+        end = time.monotonic() + PATIENCE
+        while self.running and time.monotonic() < end:
+            self._collect(progress)
+
+    def _log(self, name: str) -> Path:
+        return self.out / "logs" / f"{name}.log"
+
+
+def _share(cell: Cell) -> float:
+    """How much of its training a cell has behind it."""
+    config, record = cell.config, last_record(cell.config.run)
+    if not record:
+        return 0.0
+    share = record["step"] / config.steps if config.steps else record["epoch"] / (config.epochs or 1)
+    return float(min(share, 1))
+
+
+def _list(cells: list[Cell], done: dict[str, Row]) -> None:
+    width = max(len(cell.name) for cell in cells)
+    for cell in cells:
+        share = _share(cell)
+        how = "finished" if cell.key in done else f"{share:.0%} trained" if share else "to do"
+        print(f"{cell.name:{width}}  {how}")
+    print(f"{len(cells)} cells, {len(done)} finished")
+
+
+def _tell(cells: list[Cell], done: dict[str, Row], failed: dict[str, str], out: Path) -> None:
+    """The table of all that is finished; an error if anything failed."""
+    table = Table("cell", "ppl_token", "bits/byte", "tokens", "seconds")
+    for cell in cells:
+        if row := done.get(cell.key):
+            scores = row["scores"]
+            table.add_row(
+                cell.name, f"{scores['ppl_token']:.2f}", f"{scores['bits_per_byte']:.4f}",
+                f"{row['train_tokens']:,}", f"{row['seconds']:,.0f}",
+            )  # fmt: skip
+    if done:
+        Console(emoji=False, highlight=False).print(table)
+    left = len(cells) - len(done) - len(failed)
+    go_on = f"; {left} to do: the same command goes on" if left else ""
+    print(f"{len(done)} of {len(cells)} cells finished, rows in {out / 'ledger.jsonl'}{go_on}")
+    if failed:
+        name, why = next(iter(failed.items()))
+        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise UserError(f"cell {name}{more} failed: {why}; see {out / 'logs'}; the same command tries again")

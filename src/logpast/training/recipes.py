@@ -1,0 +1,99 @@
+"""Recipes: a run's settings as YAML, and how they become a checked config, for whoever starts runs."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from logpast.errors import UserError, nearest, one_line
+from logpast.models import SYSTEMS
+from logpast.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+
+def read_yaml(file: Path) -> Any:
+    """What a page of YAML holds."""
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the recipe {file}: {error.strerror}; see the folder recipes/") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+
+
+def read_recipe(file: Path) -> dict[str, Any]:
+    """A recipe for `train` as it is written, model always in it."""
+    return as_recipe(read_yaml(file), file)
+
+
+def as_recipe(values: Any, place: object) -> dict[str, Any]:
+    """The same values if they look like a recipe; `place` is where they come from."""
+    if not isinstance(values, dict):
+        raise UserError(f"{place} is not a recipe: it should hold keys such as run, model and data")
+    model = values.setdefault("model", {})
+    if not isinstance(model, dict) or not isinstance(model.get("system", ""), str):
+        raise UserError(f"{place}: model should hold settings, such as system: log_memory and slots: 53")
+    return values
+
+
+def known_system(name: str) -> str:
+    if name not in SYSTEMS:
+        raise UserError(f"unknown model {name!r}; {nearest(name, list(SYSTEMS))}")
+    return name
+
+
+def add_settings(parser: ArgumentParser, system: str) -> None:
+    """Everything that a recipe of this system may hold, as options of the parser."""
+    parser.add_class_arguments(TrainConfig, skip={"model"}, fail_untyped=True)
+    parser.add_class_arguments(SYSTEMS[system].Config, "model", fail_untyped=True)
+
+
+def fit_to_system(recipe: dict[str, Any], system: str, parser: ArgumentParser, place: object) -> dict[str, Any]:
+    """The recipe without model settings that only other systems have; a key that none has is an error."""
+    ours = {f.name for f in fields(SYSTEMS[system].Config)}
+    others = {f.name for other in SYSTEMS.values() for f in fields(other.Config)} - ours
+    model = {name: value for name, value in recipe["model"].items() if name not in others and name != "system"}
+    fitting = recipe | {"model": model}
+    known = [action.dest for action in parser._actions]
+    for key in flat(fitting):
+        if key not in known:
+            raise UserError(f"{place}: unknown key {key!r}; {nearest(key, known)}")
+    return fitting
+
+
+def config_of(recipe: dict[str, Any], place: object) -> TrainConfig:
+    """The config that a recipe stands for, each value of the type that it should have."""
+    from argparse import ArgumentError
+
+    system = known_system(recipe["model"].get("system", "log_memory"))
+    parser = _parser_of(system)
+    try:
+        values = parser.parse_object(fit_to_system(deepcopy(recipe), system, parser, place)).as_dict()
+    except ArgumentError as error:
+        raise UserError(f"{place}: {one_line(error)}") from None
+    values["model"]["system"] = system
+    return TrainConfig.from_dict(values)
+
+
+@cache
+def _parser_of(system: str) -> ArgumentParser:
+    import jsonargparse
+
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    add_settings(parser, system)
+    return parser
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{model: {slots: 5}} as {model.slots: 5}."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found

@@ -1,0 +1,458 @@
+"""Sweeps: a page becomes cells; none is lost or doubled, whatever is killed when; failures and time boxes."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from logpast.cli import main
+from logpast.data import TokenStore
+from logpast.errors import UserError
+from logpast.experiments import cell as cells_module
+from logpast.experiments import ledger, runners
+from logpast.experiments import sweep as sweeps
+from logpast.experiments.cell import run_cell, work
+from logpast.experiments.grid import Cell, cells_of, read_page
+from logpast.experiments.runners import Cluster, Processes
+from logpast.experiments.sweep import sweep
+from logpast.training.log import read_log
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SYSTEMS = {"delta": {"model.system": "recent"}, "k20": {"model.sharpness": 20}}
+Changed = Callable[..., Path]
+
+
+@pytest.fixture
+def page(tmp_path: Path, store: TokenStore) -> Changed:
+    """Writes a page of six cells of a second; keys given take the place of its own."""
+
+    def write(**values: Any) -> Path:
+        recipe = {
+            "data": {"train": str(store.path), "validation": str(store.path)},
+            "model": {"window": 8, "layers": 1, "heads": 2, "width": 16},
+            "optimizer": {"learning_rate": 3e-3, "final_learning_rate": 3e-4, "warmup_steps": 5},
+            "steps": 60, "batch_size": 4, "accelerator": "cpu", "tensorboard": False,
+            "checkpoint_every": 10, "validate_every": 30, "keep": 1, "log_every": 1,
+        }  # fmt: skip
+        grids = [{"model.slots": [5, 9, 17], "system": SYSTEMS}]
+        place = tmp_path / "page.yaml"
+        page = {"recipe": recipe, "test": str(store.path), "grids": grids} | values
+        place.write_text(yaml.safe_dump(page, sort_keys=False))
+        return place
+
+    return write
+
+
+def cells(page: Path) -> list[Cell]:
+    return cells_of(read_page(page), page, page.parent / "out")
+
+
+def test_a_grid_is_all_combinations(page: Changed) -> None:
+    found = cells(page())
+    assert [cell.name for cell in found] == [
+        f"slots{slots}-{system}-seed0" for slots in (5, 9, 17) for system in ("delta", "k20")
+    ]
+    delta, memory = found[2:4]
+    assert memory.choices == {"model.slots": 9, "system": "k20"}
+    assert (type(delta.config.model).__name__, delta.config.model.slots) == ("RecentConfig", 9)  # type: ignore[attr-defined]
+    assert (memory.config.model.slots, memory.config.model.sharpness) == (9, 20)  # type: ignore[attr-defined]
+    assert memory.config.model.layers == 1
+    assert memory.config.run == page().parent / "out" / "runs" / memory.name
+    assert memory.config.resume == "auto"
+
+
+def test_grids_are_united(page: Changed) -> None:
+    grids = [{"model.slots": [5, 9]}, {"model.slots": [9], "seed": [0, 1]}, {"many": {"nine": {"model.slots": 9}}}]
+    assert [cell.name for cell in cells(page(grids=grids))] == ["slots5-seed0", "slots9-seed0", "slots9-seed1"]
+
+
+def test_a_setting_that_a_system_lacks_makes_no_cell(page: Changed) -> None:
+    grids = [{"model.system": ["recent", "log_memory"], "model.sharpness": [20, 30]}]
+    assert len(cells(page(grids=grids))) == 3
+
+
+def test_variants_choose_recipe_and_text(page: Changed, tmp_path: Path) -> None:
+    one = yaml.safe_load(page().read_text())["recipe"]
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(one | {"batch_size": 7}))
+    corpora = {name: {"recipe": f"{name}.yaml", "test": f"{name}.txt"} for name in ("one", "two")}
+    found = cells(page(recipe="one.yaml", grids=[{"corpus": corpora}], set={"model": {"layers": 3}}))
+    assert [(cell.config.batch_size, cell.test) for cell in found] == [(4, "one.txt"), (7, "two.txt")]
+    assert {cell.config.model.layers for cell in found} == {3}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"grid": []}, "unknown key 'grid'; did you mean grids"),
+        ({"grids": []}, "needs grids"),
+        ({"grids": [5]}, "a grid should map fields"),
+        ({"grids": [{"model.slots": 5}]}, "list of values, or named variants"),
+        ({"grids": [{"model.slotz": [5]}]}, r"unknown key 'model.slotz'; did you mean model.slots\? \(cell slotz5"),
+        ({"grids": [{"model.slots": ["many"]}]}, "model.slots cannot be 'many'"),
+        ({"grids": [{"model.slots": [-1]}]}, "model.slots .* got -1"),
+        ({"grids": [{"model.slots": [5], "a": {"b": {"model.slots": 9}}}]}, "model.slots is set by a and by another"),
+        ({"grids": [{"a": {"x": {"steps": 1}}}, {"a": {"x": {"steps": 2}}}]}, "two different cells .* called x-seed0"),
+        ({"grids": [{"run": ["a", "b"]}]}, "run is the sweep's"),
+        ({"set": {"steps": {"many": 3}}}, "unknown key 'steps.many'"),
+        ({"recipe": "none.yaml"}, "cannot read the recipe .*none.yaml"),
+        ({"recipe": {"model": 5}}, "model should hold settings"),
+        ({"set": {"model.system": "rnn"}}, "unknown model 'rnn'"),
+        ({"test": 5}, "test cannot be 5"),
+        ({"gpus": "all"}, "gpus cannot be 'all'"),
+    ],
+)
+def test_mistakes_in_a_page_are_told(values: dict[str, Any], told: str, page: Changed) -> None:
+    if "set" in values and "grids" not in values:
+        values = values | {"grids": [{"seed": [0]}]}
+    with pytest.raises(UserError, match=told):
+        cells(page(**values))
+
+
+def test_a_cell_needs_a_text(page: Changed) -> None:
+    place = page()
+    values = yaml.safe_load(place.read_text())
+    place.write_text(yaml.safe_dump({name: value for name, value in values.items() if name != "test"}))
+    with pytest.raises(UserError, match="lacks its test text"):
+        cells(place)
+
+
+def test_the_papers_grid() -> None:
+    found = cells(RECIPES / "sweep-paper.yaml")
+    assert len(found) == 13 * 4 * 2
+    models = {(cell.test, cell.config.model.slots, getattr(cell.config.model, "sharpness", None)) for cell in found}  # type: ignore[attr-defined]
+    lengths, kinds = range(5, 54, 4), (None, 100, 150, 200)
+    assert models == {(f"{c}:test", slots, k) for c in ("wikitext103", "pg19") for slots in lengths for k in kinds}
+    assert {(cell.test, cell.config.data.train, cell.config.epochs) for cell in found} == {
+        ("wikitext103:test", "wikitext103:train", 90), ("pg19:test", "pg19:train", 4),
+    }  # fmt: skip
+
+
+def test_the_grid_in_small() -> None:
+    found = cells(RECIPES / "sweep-small.yaml")
+    points = [(c.config.model.slots, getattr(c.config.model, "sharpness", None), c.config.seed) for c in found]  # type: ignore[attr-defined]
+    first = [(slots, k, 0) for slots in (5, 21, 37, 53) for k in (None, 100)]
+    assert points == [*first, (53, 200, 0), *((slots, k, 1) for slots in (5, 53) for k in (None, 100))]
+    assert {(cell.config.steps, cell.config.epochs) for cell in found} == {(3600, None)}
+    assert len(cells(RECIPES / "sweep-toy.yaml")) == 6
+
+
+# --- the real thing, killed
+
+
+def start(page: Path, *words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "logpast", "sweep", str(page), "--out", str(page.parent / "out"), *words]
+    surroundings = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def until(process: "subprocess.Popen[str]", met: Callable[[], Any]) -> None:
+    """Wait for something that a running sweep brings about."""
+    end = time.monotonic() + 120
+    while not met():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def processes_of(out: Path) -> set[int]:
+    """Every process that has worked on a cell, by the logs."""
+    logs = "".join(log.read_text() for log in out.glob("logs/*.log"))
+    return {int(number) for number in re.findall(r"^process (\d+) on", logs, re.M)}
+
+
+def check(page: Path) -> None:
+    """Every cell stands in the ledger once, with the figures and the losses of a run that nothing disturbed."""
+    wanted = cells(page)
+    rows = ledger.read(page.parent / "out" / "ledger.jsonl")
+    assert sorted(row["sweep"]["cell"] for row in rows) == sorted(cell.name for cell in wanted)
+    found = {row["sweep"]["cell"]: row for row in rows}
+    for cell in cells_of(read_page(page), page, page.parent / "alone"):
+        alone, row = run_cell(replace(cell.config, checkpoint_every=60), cell.test), found[cell.name]
+        assert row["scores"]["nats"] == alone["scores"]["nats"]
+        assert (row["recipe_hash"], row["step"]) == (alone["recipe_hash"], alone["step"])
+        assert row["sweep"]["choices"] == cell.choices
+        broken, whole = (
+            [(r["step"], r["loss"]) for r in read_log(place / "runs" / cell.name) if "loss" in r]
+            for place in (page.parent / "out", page.parent / "alone")
+        )
+        assert broken == whole
+
+
+@pytest.mark.parametrize(
+    ("way", "slots"),
+    [
+        ("--address local", [5, 9, 17]),
+        ("--jobs 2", [5, 9]),
+        pytest.param("--jobs 2", [5, 9, 17], marks=pytest.mark.slow),
+        pytest.param("--jobs 1", [5, 9, 17], marks=pytest.mark.slow),
+    ],
+)
+def test_killed_in_the_middle_and_resumed(way: str, slots: list[int], page: Changed) -> None:
+    """kill -9 for the sweep when some cells are finished; with Ray, then for a process of the sweep that goes on."""
+    place = page(grids=[{"model.slots": slots, "system": SYSTEMS}])
+    out, count = place.parent / "out", 2 * len(slots)
+    first = start(place, *way.split())
+    until(first, (out / "ledger.jsonl").exists)
+    time.sleep(random.Random(way).uniform(0, 1))
+    first.kill()
+    first.communicate()
+    before = (out / "ledger.jsonl").read_text()
+    assert 1 <= before.count("\n") < count
+    known = set(processes_of(out))
+
+    second = start(place, *way.split())
+    if "--address" in way:  # Ray starts a cell again whose process is lost
+        until(second, lambda: processes_of(out) - known)
+        os.kill((processes_of(out) - known).pop(), signal.SIGKILL)
+    told, _ = second.communicate(timeout=180)
+    assert second.returncode == 0, told
+    assert f"{count} of {count} cells finished" in told
+    assert (out / "ledger.jsonl").read_text().startswith(before)  # what was finished is as it was
+    check(place)
+
+
+class Here(Processes):
+    """Real cells, but in this process."""
+
+    def start(self, job: dict[str, Any]) -> Future[dict[str, Any]]:
+        future: Future[dict[str, Any]] = Future()
+        try:
+            future.set_result(work(job))
+        except UserError as error:
+            future.set_exception(error)
+        return future
+
+
+def test_a_failing_cell_stops_no_other(
+    page: Changed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "Processes", Here)
+    rates = {"wild": {"optimizer.learning_rate": 1e30}, "calm": {"optimizer.learning_rate": 1e-3}}
+    place = page(grids=[{"rate": rates}])
+    out = place.parent / "out"
+    for _ in range(2):  # what failed is tried again, what did not is not
+        with pytest.raises(SystemExit) as stop:
+            main(["sweep", str(place), "--out", str(out)])
+        assert stop.value.code == 2
+        told = capsys.readouterr().err.splitlines()
+        assert [line for line in told if line.startswith("wild-seed0: failed: the loss became")]
+        assert told[-1].startswith("logpast: cell wild-seed0 failed: the loss became")
+        assert str(out / "logs") in told[-1]
+        assert [row["sweep"]["cell"] for row in ledger.read(out / "ledger.jsonl")] == ["calm-seed0"]
+    assert not [line for line in told if line.startswith("calm")]
+
+
+CHILD = """
+import os, signal, sys, time
+job = sys.stdin.readline()
+print("a word", file=sys.stderr)
+if "row" in job: print('{"scores": 1}')
+if "bad" in job: sys.exit("logpast: a bad setting; mend it")
+if "hog" in job: os.kill(os.getpid(), signal.SIGKILL)
+if "long" in job: time.sleep(60)
+if "orphan" in job: sys.exit(f"read {len(sys.stdin.read())}")
+"""
+
+
+def test_a_process_for_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "COMMAND", [sys.executable, "-c", CHILD])
+    runner = Processes(5)
+    names = ("row", "bad", "hog", "long", "orphan")
+    cases = {name: runner.start({"name": name, "log": str(tmp_path / f"{name}.log")}) for name in names}
+    assert cases["row"].result(20) == {"scores": 1}
+    assert (tmp_path / "row.log").read_text() == "a word\n"
+    for name, told in (("bad", "a bad setting; mend it"), ("hog", r"ended by SIGKILL \(out of memory\?\)")):
+        with pytest.raises(RuntimeError, match=f"^{told}$" if name == "bad" else told):
+            cases[name].result(20)
+    assert len(runner.free) == 3
+    assert not cases["orphan"].done()  # its standard input is still open
+    runner.stop()
+    for name in ("long", "orphan"):
+        with pytest.raises(RuntimeError, match="ended by SIGTERM"):
+            cases[name].result(20)
+    assert sorted(map(id, runner.free)) == sorted({id(place) for place in runner.free})
+    runner.close()
+
+
+# --- what the sweep decides, with cells that are not really run
+
+
+class Pretended:
+    """Cells that take so many seconds of a clock of their own; `endless` ones end when they are told to stop."""
+
+    def __init__(self, width: int = 1, seconds: float = 60, endless: tuple[str, ...] = ()) -> None:
+        self.width, self.seconds, self.endless = width, seconds, endless
+        self.now, self.begun, self.stopped, self.closed = 1000.0, list[str](), False, False
+        self.pending: list[Future[dict[str, Any]]] = []
+
+    def look(self) -> float:
+        self.now += 0.01  # patience ends too
+        return self.now
+
+    def start(self, job: dict[str, Any]) -> Future[dict[str, Any]]:
+        future: Future[dict[str, Any]] = Future()
+        name = Path(job["log"]).stem
+        self.begun.append(name)
+        self.now += self.seconds
+        if name in self.endless:
+            self.pending.append(future)
+        else:
+            scores = {"ppl_token": 2.0, "bits_per_byte": 1.0}
+            future.set_result({"seconds": self.seconds, "train_tokens": 1, "scores": scores})
+        return future
+
+    def stop(self) -> None:
+        self.stopped = True
+        for future in self.pending:
+            future.set_exception(RuntimeError("stopped"))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def reason(self, error: BaseException) -> str:
+        return str(error)
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pretended]:
+    def install(**how: Any) -> Pretended:
+        runner = Pretended(**how)
+        monkeypatch.setattr(sweeps, "Processes", lambda jobs: runner)
+        monkeypatch.setattr(sweeps, "time", SimpleNamespace(monotonic=runner.look))
+        monkeypatch.setattr(sweeps, "PATIENCE", 0.1)
+        return runner
+
+    return install
+
+
+def test_finished_cells_are_not_run_again(page: Changed, pretend: Callable[..., Pretended]) -> None:
+    out = page().parent / "out"
+    pretend()
+    assert len(sweep(page(grids=[{"model.slots": [5, 9]}]), out)) == 2
+    more = pretend()
+    rows = sweep(page(grids=[{"model.slots": [9, 5, 17]}]), out)
+    assert more.begun == ["slots17-seed0"]
+    assert [row["sweep"]["cell"] for row in rows] == ["slots9-seed0", "slots5-seed0", "slots17-seed0"]
+    assert len(ledger.read(out / "ledger.jsonl")) == 3
+    with pytest.raises(UserError, match="slots5-seed0 that was made by other settings; give another --out"):
+        sweep(page(grids=[{"model.slots": [5]}], set={"steps": 70}), out)
+    ledger.append(out / "ledger.jsonl", {"recorded": "by hand"})
+    with pytest.raises(UserError, match="no sweep's; give another --out"):
+        sweep(page(), out)
+
+
+def test_listing_runs_nothing(
+    page: Changed, pretend: Callable[..., Pretended], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, runner = page(), pretend()
+    sweep(place, place.parent / "out", dry_run=True)
+    assert capsys.readouterr().out.splitlines()[-1] == "6 cells, 0 finished"
+    assert not runner.begun
+    assert not (place.parent / "out").exists()
+
+
+def test_time_box(page: Changed, pretend: Callable[..., Pretended], capsys: pytest.CaptureFixture[str]) -> None:
+    place = page()
+    out = place.parent / "out"
+    runner = pretend()
+    assert len(sweep(place, out, minutes=3.5)) == 3  # a fourth would not end in time
+    assert len(runner.begun) == 3
+    assert not runner.stopped
+    assert runner.closed
+    assert "3 of 6 cells finished" in capsys.readouterr().out
+    runner = pretend(endless=("slots9-k20-seed0",))
+    assert len(sweep(place, out, minutes=0.5)) == 3  # one is begun all the same, and told to stop
+    assert runner.begun == ["slots9-k20-seed0"]
+    assert runner.stopped
+    assert "3 to do: the same command goes on" in capsys.readouterr().out
+    pretend()
+    assert len(sweep(place, out)) == 6
+
+
+def test_ctrl_c_lets_cells_save(
+    page: Changed, pretend: Callable[..., Pretended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = page()
+    out = place.parent / "out"
+    runner, real, calls = pretend(width=2, endless=("slots5-k20-seed0",)), sweeps.wait, []
+
+    def interrupted(*arguments: Any, **words: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(*arguments, **words)
+
+    monkeypatch.setattr(sweeps, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(place, out)
+    assert runner.stopped
+    assert runner.closed
+    assert [row["sweep"]["cell"] for row in ledger.read(out / "ledger.jsonl")] == ["slots5-delta-seed0"]
+
+
+def test_one_sweep_at_a_time(page: Changed, pretend: Callable[..., Pretended]) -> None:
+    place, runner = page(), pretend()
+    out = place.parent / "out"
+    out.mkdir()
+    with sweeps._alone(out), pytest.raises(UserError, match=f"at work in {out} .process {os.getpid()} on"):
+        sweep(place, out)
+    assert not runner.begun
+    sweep(place, out)
+    assert len(runner.begun) == 6
+
+
+def test_one_process_at_a_time_on_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells_module, "PATIENCE", 0.1)
+    log = tmp_path / "cell.log"
+    with cells_module._logging_to(log), pytest.raises(UserError, match="another process is at work"):
+        work({"log": str(log), "config": {}, "test": ""})
+
+
+def test_places_on_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    monkeypatch.setattr(runners.torch.cuda, "device_count", lambda: 2)
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in Processes(None).free] == ["4", "6"]
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in Processes(3).free] == ["4", "6", "4"]
+    monkeypatch.setattr(runners.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(runners.os, "cpu_count", lambda: 8)
+    assert Processes(None).free == [{}]
+    assert Processes(3).free == [{"OMP_NUM_THREADS": "2"}] * 3
+
+
+def test_mistakes_in_the_options_are_told(page: Changed, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = page()
+    for options, told in (
+        ({"jobs": 0}, "jobs must be above 0"),
+        ({"minutes": -1}, "minutes must be above 0"),
+        ({"jobs": 2, "address": "local"}, "--jobs is for cells without Ray"),
+    ):
+        with pytest.raises(UserError, match=told):
+            sweep(place, place.parent / "out", **options)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install 'logpast\[ray\]'"):
+        Cluster("local", 1, None)
+
+
+def test_a_row_survives_json(page: Changed) -> None:
+    """What a process tells on standard output is what `work` returns."""
+    (cell, *_) = cells(page(set={"steps": 2}))
+    log = cell.config.run.with_name("cell.log")
+    row = work({"config": cell.config.to_dict(), "test": cell.test, "log": str(log)})
+    assert json.loads(json.dumps(row)) == row
+    assert row["seconds"] >= row["train_seconds"]
+    assert row["tokens_per_second"] > 0
