@@ -102,8 +102,10 @@ class Run:
             self.batches = Batches(store, bare.window, bare.history, config.batch_size, config.seed, *where)
         self.total = config.total_steps(self.batches.windows_per_epoch)
         compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
-        if compiled:  # combo kernels: what is small and independent, such as casts of weights, goes together
-            bare.compile(options={"combo_kernels": fabric.device.type == "cuda"})
+        if compiled:
+            torch.compiler.reset()  # or the shapes of a run before this one would be generalised from
+            # combo kernels: what is small and independent, such as casts of weights, goes together
+            bare.compile(dynamic=False, options={"combo_kernels": fabric.device.type == "cuda"})
         self.model, self.optimizer = fabric.setup(bare, build_optimizer(bare, config.optimizer, fabric.device))
         if resumed:
             resumed.load_optimizer(bare, self.optimizer)
@@ -221,17 +223,18 @@ class Run:
         """Score the validation text; True if the model was never better."""
         assert self.validation is not None
         fabric, config, started = self.fabric, self.config, time.monotonic()
-        nats = score(
-            self.model,
-            self.validation,
-            self.bare.window,
-            self.bare.history,
-            batch_size=max(1, (config.micro_batch_size or config.batch_size) // fabric.world_size),
-            streams=config.data.streams,
-            device=fabric.device,
-            limit=config.data.validation_tokens,
-            share=(fabric.global_rank, fabric.world_size),
-        )
+        with torch.compiler.set_stance("force_eager"):  # what is compiled is the training step
+            nats = score(
+                self.model,
+                self.validation,
+                self.bare.window,
+                self.bare.history,
+                batch_size=max(1, (config.micro_batch_size or config.batch_size) // fabric.world_size),
+                streams=config.data.streams,
+                device=fabric.device,
+                limit=config.data.validation_tokens,
+                share=(fabric.global_rank, fabric.world_size),
+            )
         total = self._sum(torch.tensor(math.fsum(nats), dtype=torch.float64))
         loss = self._finite(float(total) / len(nats))
         best = self.state["best"]
