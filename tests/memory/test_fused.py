@@ -27,7 +27,7 @@ LIMITS = {80: 166_912, 86: 101_376, 90: 232_448}  # shared memory of a block, by
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", LIMITS)
 @pytest.mark.parametrize("slots", [53, 65, 130])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_kernels_fit_into_shared_memory(capability: int, slots: int, dtype: torch.dtype) -> None:
     """Compiled for real chips, without one."""
     pytest.importorskip("triton", reason="Triton is for Linux")
@@ -36,7 +36,7 @@ def test_kernels_fit_into_shared_memory(capability: int, slots: int, dtype: torc
 
     from logpast.memory import fused
 
-    name = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
+    name = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}[dtype]
     types = dict.fromkeys(("number", "tokens", "bags"), "*i32") | dict.fromkeys(("unit", "rows"), "*fp32")
     types |= dict.fromkeys(("table", "out", "grad"), name)
     tile = fused._tile(slots, dtype)
@@ -45,5 +45,25 @@ def test_kernels_fit_into_shared_memory(capability: int, slots: int, dtype: torc
         fixed = {"SLOTS": fused._wide(slots), "ROWS": sizes["ROWS"], "COLUMNS": sizes["COLUMNS"]}
         signature = {word: "constexpr" if word in fixed else types.get(word, "i32") for word in kernel.arg_names}
         options = {"num_warps": sizes["num_warps"], "num_stages": sizes["num_stages"]}
+        made = compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", capability, 32), options=options)
+        assert made.metadata.shared <= LIMITS[capability]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", LIMITS)
+@pytest.mark.parametrize("depth", [16, 64, 128])
+def test_attention_fits_into_shared_memory(capability: int, depth: int) -> None:
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from logpast.models import attention
+
+    types = dict.fromkeys(("packed", "mixed", "above", "gradient"), "*bf16") | {"scale": "fp32"}
+    types |= dict.fromkeys(("sums", "centres", "parts"), "*fp32")
+    fixed = {"HEADS": 12, "DEPTH": depth, "BLOCK": attention.BLOCK}
+    for kernel in (attention._forward, attention._to_queries, attention._to_keys):
+        signature = {word: "constexpr" if word in fixed else types.get(word, "i32") for word in kernel.arg_names}
+        options = attention.options(kernel, depth)
         made = compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", capability, 32), options=options)
         assert made.metadata.shared <= LIMITS[capability]

@@ -112,12 +112,11 @@ def compare(
     make_way(out / "rows.jsonl")
     _same_plan(plan, out)
     say = Console(emoji=False, highlight=False).print
-    for each in contestants:
-        if systems is None or each.name in systems:
-            rate, speed = _search(plan, each, out, say)
-            for seed in seeds if seeds is not None else plan.seeds:
-                if not _row_of(out, each.name, seed, budget):
-                    _run_cell(plan, each, out, budget, seed, rate, speed, say)
+    for seed in seeds if seeds is not None else plan.seeds:  # so that one of each is there before a second of any
+        for each in contestants:
+            if (systems is None or each.name in systems) and not _row_of(out, each.name, seed, budget):
+                rate, speed = _search(plan, each, out, say)
+                _run_cell(plan, each, out, budget, seed, rate, speed, say)
     rows = [row for row in _rows(out) if row["comparison"]["budget"] == budget]
     order = [each.name for each in contestants]
     rows.sort(key=lambda row: (order.index(row["comparison"]["system"]), row["seed"]))

@@ -36,10 +36,10 @@ GATHER = {"ROWS": 4, "num_warps": 1}
 
 
 def _tile(slots: int, dtype: torch.dtype) -> dict[str, int]:
-    """Of the product with the table. What is in flight must fit into shared memory: of float32, half as much does."""
+    """Of the product with the table. What is in flight must fit into shared memory; fp16 goes by way of float32."""
     if slots <= 64:
-        return {"ROWS": 64, "COLUMNS": 128, "num_warps": 4, "num_stages": 5 if dtype.itemsize == 2 else 2}
-    if dtype.itemsize == 2 and slots <= 128:
+        return {"ROWS": 64, "COLUMNS": 128, "num_warps": 4, "num_stages": 5 if dtype == torch.bfloat16 else 2}
+    if dtype == torch.bfloat16 and slots <= 128:
         return {"ROWS": 128, "COLUMNS": 128, "num_warps": 8, "num_stages": 2}
     return {"ROWS": 32, "COLUMNS": 32, "num_warps": 4, "num_stages": 2}
 
@@ -47,8 +47,8 @@ def _tile(slots: int, dtype: torch.dtype) -> dict[str, int]:
 def _columns(slots: int, dtype: torch.dtype) -> int:
     """Of the table's gradient, done at a time."""
     if slots <= 64:
-        return 256 if dtype.itemsize == 2 else 128
-    return 256 if dtype.itemsize == 2 and slots <= 128 else 32
+        return 256 if dtype == torch.bfloat16 else 128
+    return 256 if dtype == torch.bfloat16 and slots <= 128 else 32
 
 
 class Layout(NamedTuple):
