@@ -143,10 +143,14 @@ def test_the_papers_grid() -> None:
 
 def test_the_grid_in_small() -> None:
     found = cells(RECIPES / "sweep-small.yaml")
-    points = [(c.config.model.slots, getattr(c.config.model, "sharpness", None), c.config.seed) for c in found]  # type: ignore[attr-defined]
-    first = [(slots, k, 0) for slots in (5, 21, 37, 53) for k in (None, 100)]
-    assert points == [*first, (53, 200, 0), *((slots, k, 1) for slots in (5, 53) for k in (None, 100))]
-    assert {(cell.config.steps, cell.config.epochs) for cell in found} == {(3600, None)}
+    wanted = [(slots, k, 0) for slots in (5, 21, 37, 53) for k in (None, 100)]
+    wanted += [(53, 200, 0), *((slots, k, 1) for slots in (5, 53) for k in (None, 100))]
+    for train, test in (("wiki22k:train", "wikitext103:test"), ("pg19:train", "pg19:test")):
+        some = [c for c in found if c.config.data.train == train]
+        points = [(c.config.model.slots, getattr(c.config.model, "sharpness", None), c.config.seed) for c in some]  # type: ignore[attr-defined]
+        assert points == wanted
+        assert {(c.test, c.config.steps, c.config.epochs) for c in some} == {(test, 7400, None)}
+    assert len(found) == 2 * len(wanted)
     assert len(cells(RECIPES / "sweep-toy.yaml")) == 6
 
 
