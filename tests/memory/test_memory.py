@@ -198,6 +198,18 @@ def test_in_ones_own_model_compiled() -> None:
     torch.testing.assert_close(model.table.weight.grad, gradient)
 
 
+def test_the_way_back_may_be_taken_inside_autocast() -> None:
+    memory, ids = LogMemory(6, BANKS[0], path="bag"), torch.randint(0, 20, (2, 40))
+    gradients = []
+    for inside in (False, True):
+        table = torch.randn(20, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        slots = memory.from_ids(ids, table).square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            slots.backward()
+        gradients.append(table.grad)
+    assert torch.equal(*gradients)
+
+
 @pytest.mark.parametrize("path", ["naive", "bag", "support"])
 def test_autocast_does_not_round_the_filters(path: str) -> None:
     memory = memory_of(FilterBank(slots=29, sharpness=200), path, torch.float32)

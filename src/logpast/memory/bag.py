@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from logpast.memory.naive import accumulation_dtype
+from logpast.memory.operators import operator
 
 ROWS_BUDGET = 2**21  # elements of embedding rows in flight: histories of a batch are taken in pieces of this size
 
@@ -28,7 +29,7 @@ def compress_ids(filters: Tensor, ids: Tensor, table: Tensor, kept: Tensor) -> T
     return torch.ops.logpast.bag(filters.to(accumulation_dtype(table.dtype)), ids.long(), table, kept)
 
 
-@torch.library.custom_op("logpast::bag", mutates_args=())
+@operator("bag")
 def _forward(filters: Tensor, ids: Tensor, table: Tensor, kept: Tensor) -> Tensor:
     slots = table.new_empty(ids.shape[0], filters.shape[0], table.shape[1])
     for part, out in _pieces(ids, slots):
@@ -37,7 +38,7 @@ def _forward(filters: Tensor, ids: Tensor, table: Tensor, kept: Tensor) -> Tenso
     return slots
 
 
-@torch.library.custom_op("logpast::bag_backward", mutates_args=())
+@operator("bag_backward")
 def _backward(filters: Tensor, ids: Tensor, grad: Tensor, kept: Tensor, vocabulary: int) -> Tensor:
     total = filters.new_zeros(vocabulary, grad.shape[2])
     for part, slots in _pieces(ids, grad):

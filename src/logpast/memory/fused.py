@@ -26,6 +26,8 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from logpast.memory.operators import operator
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARTS = 2**30  # whole numbers that the power of two above a filter's sum is cut into
 ROWS_BUDGET = 2**32  # bytes of the backward pass's rows: so many columns of the table are done at a time
@@ -85,7 +87,7 @@ def compress_ids(layout: Layout, ids: Tensor, table: Tensor) -> Tensor:
     return torch.ops.logpast.fused_slots(*plan, layout.unit, table)
 
 
-@torch.library.custom_op("logpast::fused_plan", mutates_args=())
+@operator("fused_plan")
 def _plan(first: Tensor, parts: Tensor, slots: int, ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
     """The number of each (history, token) among those that occur, counted from 1; their tokens; their bags."""
     batch, length = ids.shape
@@ -106,7 +108,7 @@ def _plan(first: Tensor, parts: Tensor, slots: int, ids: Tensor, vocabulary: int
     return number, tokens, bags
 
 
-@torch.library.custom_op("logpast::fused_slots", mutates_args=())
+@operator("fused_slots")
 def _slots(number: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, table: Tensor) -> Tensor:
     (vocabulary, dim), slots = table.shape, len(unit)
     batch = len(number) // vocabulary
@@ -119,7 +121,7 @@ def _slots(number: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, table: Te
     return out
 
 
-@torch.library.custom_op("logpast::fused_backward", mutates_args=())
+@operator("fused_backward")
 def _backward(number: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, grad: Tensor, vocabulary: int) -> Tensor:
     batch, slots, dim = grad.shape
     grad = grad.contiguous()

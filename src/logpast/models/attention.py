@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from logpast.memory.operators import operator
+
 LONGEST = 1024  # places: so far measured, and faster than the libraries' kernels
 BLOCK = 64
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -44,7 +46,7 @@ def attend(packed: Tensor, bias: Tensor, heads: int) -> Tensor:
     return mixed
 
 
-@torch.library.custom_op("logpast::attention", mutates_args=())
+@operator("attention")
 def _attention(packed: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     batch, length, width = _sizes(packed)
     packed = packed.contiguous()
@@ -52,13 +54,12 @@ def _attention(packed: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor
     sums = packed.new_empty(batch, heads, length, dtype=torch.float32)
     depth, blocks = width // heads, triton.cdiv(length, BLOCK)
     _forward[blocks * batch * heads,](
-        packed, mixed, sums, length, depth**-0.5, HEADS=heads, DEPTH=depth, BLOCK=BLOCK,
-        **options(_forward, depth),
-    )  # fmt: skip
+        packed, mixed, sums, length, depth**-0.5, HEADS=heads, DEPTH=depth, BLOCK=BLOCK, **options(_forward, depth)
+    )
     return mixed, sums
 
 
-@torch.library.custom_op("logpast::attention_backward", mutates_args=())
+@operator("attention_backward")
 def _attention_backward(
     packed: Tensor, mixed: Tensor, sums: Tensor, above: Tensor, heads: int
 ) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from logpast.memory.operators import operator
+
 FORWARD = {"SIZE": 4096, "TIMES": 1, "num_warps": 8}  # measured on an H200
 BACKWARD = {"SIZE": 2048, "TIMES": 16, "num_warps": 4}
 TWICE_ROOT = tl.constexpr(1.5957691216057308)  # 2 √(2/π)
@@ -42,10 +44,10 @@ def _plan(x: Tensor, SIZE: int, TIMES: int, num_warps: int) -> _Plan:
     rows, columns = x.numel() // wide, min(1024, wide & -wide)  # the largest power of two that divides it
     tile = {"COLUMNS": columns, "ROWS": SIZE // columns, "TIMES": TIMES, "num_warps": num_warps}
     tall = SIZE // columns * TIMES
-    return _Plan(rows, wide, (wide // columns, (rows + tall - 1) // tall), tile)
+    return _Plan(rows, wide, ((rows + tall - 1) // tall, wide // columns), tile)  # the first may be large
 
 
-@torch.library.custom_op("logpast::gelu", mutates_args=())
+@operator("gelu")
 def _gelu(x: Tensor, bias: Tensor) -> Tensor:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     rows, wide, grid, tile = _plan(x, **FORWARD)
@@ -53,11 +55,11 @@ def _gelu(x: Tensor, bias: Tensor) -> Tensor:
     return out
 
 
-@torch.library.custom_op("logpast::gelu_backward", mutates_args=())
+@operator("gelu_backward")
 def _gelu_backward(x: Tensor, bias: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     rows, wide, grid, tile = _plan(x, **BACKWARD)
-    parts = x.new_empty(grid[1], wide, dtype=torch.float32)
+    parts = x.new_empty(grid[0], wide, dtype=torch.float32)
     _backward[grid](x.contiguous(), bias, above.contiguous(), out, parts, rows, wide, **tile)
     return out, parts
 
@@ -70,7 +72,7 @@ def _(x: Tensor, bias: Tensor) -> Tensor:
 @_gelu_backward.register_fake
 def _(x: Tensor, bias: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
     gradient = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return gradient, x.new_empty(_plan(x, **BACKWARD).grid[1], x.shape[-1], dtype=torch.float32)
+    return gradient, x.new_empty(_plan(x, **BACKWARD).grid[0], x.shape[-1], dtype=torch.float32)
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -88,10 +90,10 @@ _gelu.register_autograd(_chain, setup_context=_keep)
 
 @triton.jit
 def _forward(x, bias, out, rows, wide, COLUMNS: tl.constexpr, ROWS: tl.constexpr, TIMES: tl.constexpr):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     level = tl.load(bias + column).to(tl.float32)
     for number in range(TIMES):
-        row = (tl.program_id(1) * TIMES + number) * ROWS + tl.arange(0, ROWS)
+        row = (tl.program_id(0) * TIMES + number) * ROWS + tl.arange(0, ROWS)
         place = row[:, None].to(tl.int64) * wide + column
         inside = row[:, None] < rows
         value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) + level
@@ -101,11 +103,11 @@ def _forward(x, bias, out, rows, wide, COLUMNS: tl.constexpr, ROWS: tl.constexpr
 
 @triton.jit
 def _backward(x, bias, above, out, parts, rows, wide, COLUMNS: tl.constexpr, ROWS: tl.constexpr, TIMES: tl.constexpr):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     level = tl.load(bias + column).to(tl.float32)
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     for number in tl.range(TIMES, num_stages=3):
-        row = (tl.program_id(1) * TIMES + number) * ROWS + tl.arange(0, ROWS)
+        row = (tl.program_id(0) * TIMES + number) * ROWS + tl.arange(0, ROWS)
         place = row[:, None].to(tl.int64) * wide + column
         inside = row[:, None] < rows
         value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) + level
@@ -115,4 +117,4 @@ def _backward(x, bias, above, out, parts, rows, wide, COLUMNS: tl.constexpr, ROW
         gradient = towards * slope
         sums += gradient
         tl.store(out + place, gradient.to(out.dtype.element_ty), mask=inside)
-    tl.store(parts + tl.program_id(1).to(tl.int64) * wide + column, tl.sum(sums, axis=0))
+    tl.store(parts + tl.program_id(0).to(tl.int64) * wide + column, tl.sum(sums, axis=0))

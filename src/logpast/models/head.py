@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from logpast.memory.operators import operator
+
 
 def nats(hidden: Tensor, table: Tensor, targets: Tensor) -> Tensor:
     """The cost (N,) in nats of the targets (N,), 0 for a target of -1, with logits = hidden (N, d) @ table (V, d)ᵀ."""
@@ -24,7 +26,7 @@ def nats(hidden: Tensor, table: Tensor, targets: Tensor) -> Tensor:
     return costs
 
 
-@torch.library.custom_op("logpast::head", mutates_args=())
+@operator("head")
 def _head(hidden: Tensor, table: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     torch._assert_async((targets < table.shape[0]).all())
     logits, targets = hidden @ table.T, targets.contiguous()

@@ -113,7 +113,7 @@ class LanguageModel(nn.Module):
             # which would spell out all that leads to an operator it does not know: twice as much with every block
             from torch._inductor.lowering import FALLBACK_ALLOW_LIST
 
-            FALLBACK_ALLOW_LIST.update(f"logpast::{name}" for name in dir(torch.ops.logpast))
+            FALLBACK_ALLOW_LIST.update(f"logpast::{name}" for name in torch.ops.logpast)
         super().compile(*args, **kwargs)
 
     def parameter_count(self) -> int:
@@ -170,10 +170,23 @@ class Recurrent(LanguageModel):
         }
 
 
+def replaceable(*layers: nn.Module) -> bool:
+    """Whether kernels of ours may do the work of these layers: in training, unless someone changed what they do."""
+    if not HAS_TRITON or torch.version.hip or not torch.is_grad_enabled():
+        return False
+    return all(
+        type(layer) in (nn.Linear, nn.LayerNorm)
+        and layer.bias is not None
+        and not layer._forward_hooks
+        and not layer._forward_pre_hooks
+        for layer in layers
+    )
+
+
 def activated(layer: nn.Linear, x: Tensor) -> Tensor:
     """GPT-2's GELU of a layer."""
     x = in_autocast(x)
-    if HAS_TRITON and torch.is_grad_enabled() and gelu.fits(x, layer.out_features):
+    if replaceable(layer) and gelu.fits(x, layer.out_features):
         return gelu.gelu(linear(x, layer.weight), layer.bias)
     return F.gelu(layer(x), approximate="tanh")
 
@@ -181,7 +194,7 @@ def activated(layer: nn.Linear, x: Tensor) -> Tensor:
 def add_norm(x: Tensor, layer: nn.Linear, more: Tensor, after: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """x + layer(more), and what LayerNorm makes of it."""
     more = in_autocast(more)
-    if HAS_TRITON and torch.is_grad_enabled() and x.dtype == more.dtype and norm.fits(x):
+    if replaceable(layer, after) and x.dtype == more.dtype and norm.fits(x):
         return norm.add_norm(x, linear(more, layer.weight), layer.bias, after.weight, after.bias, after.eps)
     x = x + layer(more)
     return x, after(x)

@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from logpast.memory.operators import operator
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear in the type of x, half precision; a bias (out,) is added and gets no gradient from here."""
-    return _Linear.apply(x, weight, None if bias is None else bias.detach())
+    return _Linear.apply(x, weight, bias)
 
 
 class _Linear(torch.autograd.Function):
@@ -25,12 +28,15 @@ class _Linear(torch.autograd.Function):
         return F.linear(x, low, None if bias is None else bias.to(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, Tensor, None]:
+    @once_differentiable
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, low = ctx.saved_tensors
-        return above @ low, torch.ops.logpast.to_weight(above.flatten(0, -2), x.flatten(0, -2)), None
+        wanted = ctx.needs_input_grad
+        to_weight = torch.ops.logpast.to_weight(above.flatten(0, -2), x.flatten(0, -2)) if wanted[1] else None
+        return above @ low if wanted[0] else None, to_weight, None
 
 
-@torch.library.custom_op("logpast::to_weight", mutates_args=())
+@operator("to_weight")
 def _to_weight(above: Tensor, x: Tensor) -> Tensor:
     if above.is_cuda:
         return torch.mm(above.T, x, out_dtype=torch.float32)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from logpast.memory.operators import operator
+
 FORWARD = {"ROWS": 4, "num_warps": 4}  # measured on an H200
 BACKWARD = {"ROWS": 1, "TIMES": 32, "num_warps": 4}
 
@@ -31,7 +33,7 @@ def add_norm(
     return total, normed
 
 
-@torch.library.custom_op("logpast::add_norm", mutates_args=())
+@operator("add_norm")
 def _add_norm(
     x: Tensor, more: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,7 +48,7 @@ def _add_norm(
     return total, normed, spread
 
 
-@torch.library.custom_op("logpast::add_norm_backward", mutates_args=())
+@operator("add_norm_backward")
 def _add_norm_backward(
     total: Tensor, spread: Tensor, gain: Tensor, to_total: Tensor | None, to_normed: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -88,7 +90,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _chain(ctx: Any, to_total: Tensor | None, to_normed: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if to_normed is None:  # only the sum was used
-        to_bias = None if to_total is None else to_total.flatten(0, -2).sum(0).to(ctx.dtypes[0])
+        to_bias = None if to_total is None else to_total.flatten(0, -2).sum(0, dtype=torch.float32).to(ctx.dtypes[0])
         return to_total, to_total, to_bias, None, None, None
     gradient, parts = torch.ops.logpast.add_norm_backward(*ctx.saved_tensors, to_total, to_normed)
     small = (part.to(dtype) for part, dtype in zip(parts.sum(0), ctx.dtypes, strict=True))

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from logpast.errors import UserError
 from logpast.memory import HAS_TRITON
 from logpast.memory.naive import embed, in_autocast
-from logpast.models.language_model import LanguageModel, ModelConfig, activated, add_norm
+from logpast.models.language_model import LanguageModel, ModelConfig, activated, add_norm, replaceable
 
 if HAS_TRITON:
     from logpast.models import attention
@@ -62,7 +62,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         x, layer = in_autocast(x), self.query_key_value
-        if HAS_TRITON and torch.is_grad_enabled() and cache is None and attention.fits(x, self.heads):
+        if cache is None and replaceable(layer) and attention.fits(x, self.heads):
             return attention.attend(linear(x, layer.weight, layer.bias), layer.bias, self.heads)
         by_head = layer(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = by_head.unbind()

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,9 +101,9 @@ class Run:
         else:
             self.batches = Batches(store, bare.window, bare.history, config.batch_size, config.seed, *where)
         self.total = config.total_steps(self.batches.windows_per_epoch)
-        compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
+        self.compiled = compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
         if compiled:
-            torch.compiler.reset()  # or the shapes of a run before this one would be generalised from
+            torch.compiler.reset()  # after some runs in one process PyTorch would no longer compile
             # combo kernels: what is small and independent, such as casts of weights, goes together
             bare.compile(dynamic=False, options={"combo_kernels": fabric.device.type == "cuda"})
         self.model, self.optimizer = fabric.setup(bare, build_optimizer(bare, config.optimizer, fabric.device))
@@ -223,7 +223,8 @@ class Run:
         """Score the validation text; True if the model was never better."""
         assert self.validation is not None
         fabric, config, started = self.fabric, self.config, time.monotonic()
-        with torch.compiler.set_stance("force_eager"):  # what is compiled is the training step
+        # what is compiled is the training step
+        with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
             nats = score(
                 self.model,
                 self.validation,
