@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -344,3 +345,23 @@ def test_ctrl_c_leaves_no_traceback(wait: float, store: TokenStore, tmp_path: Pa
     assert process.returncode in (130, -signal.SIGINT)  # while a library is loading, the signal itself may end it
     if sorted_checkpoints(tmp_path / "run"):
         assert find_checkpoint(tmp_path / "run", "latest").step > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("eval --checkpoint x --data y --precision f", "--precision cannot be 'f'; it may be 'float32', 'float64'"),
+        ("compare recipes/rivals-toy.yaml --seeds 3", "--seeds cannot be '3'; write \"[3]\""),
+    ],
+)
+def test_a_wrong_value_is_told_with_a_right_one(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*words.split()) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_terminal_without_greek_has_the_rest() -> None:
+    surroundings = os.environ | {"PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-m", "logpast", "paper", "tableA1"]
+    done = subprocess.run(words, env=surroundings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "8,192" in done.stdout

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -70,6 +71,9 @@ From a text to a model that goes on writing it:
 
 def main(argv: list[str] | None = None) -> None:
     """Run one verb. Exit code 2 is a mistake in what was asked for, told in one line; 130 is Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without τ shall have the rest
     try:
         code = run(sys.argv[1:] if argv is None else argv)
     except UserError as error:

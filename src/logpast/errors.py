@@ -22,4 +22,8 @@ def one_line(error: Exception, before: str = "") -> str:
     """What a parser of options found wrong, in a line; `before` stands before an option's name."""
     text = " ".join(str(error).split())
     wrong = re.search(r'Parser key "([^"]+)".*(?:Given|Got) value: (.*)', text)
-    return f"{before}{wrong[1]} cannot be {wrong[2]!r}" if wrong else text
+    if not wrong:
+        return text
+    choices = re.search(r"(?:one of|Literal)\s*[(\[]([^)\]]+)[)\]]", text)
+    instead = f"; it may be {choices[1]}" if choices else f'; write "[{wrong[2]}]"' if "<class 'list'>" in text else ""
+    return f"{before}{wrong[1]} cannot be {wrong[2]!r}{instead}"

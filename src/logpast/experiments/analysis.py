@@ -112,7 +112,7 @@ def analyze(
     """
     finished = checkpoint if checkpoint.name == JSON else checkpoint / JSON
     if finished.is_file():
-        return _draw_again(finished, data)
+        return _draw_again(finished, data or control)
     for name, value in (("batch_size", batch_size), ("limit", limit), ("finest", finest)):
         if value < 1:
             raise UserError(f"{name} must be at least 1, got {value}")
@@ -397,9 +397,11 @@ def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision:
         raise UserError(f"{out} has come to exist meanwhile; give another folder with --out") from None
 
 
-def _draw_again(finished: Path, data: str | None) -> dict[str, Any]:
-    if data is not None:
-        raise UserError(f"{finished} is a finished analysis, whose page is drawn again; give a model, or no --data")
+def _draw_again(finished: Path, asked: object) -> dict[str, Any]:
+    if asked is not None:
+        raise UserError(
+            f"{finished} is a finished analysis, whose page is drawn again; give a model, or no --data and --control"
+        )
     try:
         result = json.loads(finished.read_text(encoding="utf-8"))
         if result["format"] != FORMAT:
