@@ -132,6 +132,8 @@ def test_variants_choose_recipe_and_text(page: Changed, tmp_path: Path) -> None:
         ({"grids": [{"model.system": [5]}]}, "model should hold settings"),
         ({"grids": [{5: [5]}]}, "keys should be fields .* not 5"),
         ({"grids": [{None: [5]}]}, "keys should be fields .* not None"),
+        ({"grids": [{"steps": [0]}]}, r"steps must be at least 1, got 0 \(cell steps0-seed0\)"),
+        ({"set": {"epochs": 2}}, "either steps or epochs, and not both"),
         ({"grids": [{"test": [5]}]}, "test cannot be 5"),
         ({"grids": [{"data": [5]}]}, "data"),
         ({"grids": [{"a": {"ü" * 101: {"steps": 1}}}]}, "too long for the name of a cell"),
