@@ -84,6 +84,15 @@ def test_a_setting_that_a_system_lacks_makes_no_cell(page: Changed) -> None:
     assert len(cells(page(grids=grids))) == 3
 
 
+@pytest.mark.parametrize("idle", [{"model.memory": [16, 32]}, {"validate_every": [1, 2]}])
+def test_an_axis_that_makes_no_cells_is_told(idle: dict[str, list[int]], page: Changed) -> None:
+    (axis,) = idle
+    for grid in (idle, {"model.slots": [5, 9]} | idle):
+        with pytest.raises(UserError, match=f"{axis} makes no cell another one; take it out"):
+            cells(page(grids=[grid]))
+    assert len(cells(page(grids=[{axis: idle[axis][:1], "model.slots": [5, 9, 9]}]))) == 2  # nothing to choose
+
+
 def test_variants_choose_recipe_and_text(page: Changed, tmp_path: Path) -> None:
     one = yaml.safe_load(page().read_text())["recipe"]
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
@@ -113,6 +122,21 @@ def test_variants_choose_recipe_and_text(page: Changed, tmp_path: Path) -> None:
         ({"set": {"model.system": "rnn"}}, "unknown model 'rnn'"),
         ({"test": 5}, "test cannot be 5"),
         ({"gpus": "all"}, "gpus cannot be 'all'"),
+        ({"cpus": -1}, "cpus must be above 0, got -1"),
+        ({"cpus": float("nan")}, "cpus must be above 0, got nan"),
+        ({"gpus": -0.5}, "gpus must be from 0 to 1"),
+        ({"gpus": 1.5}, "gpus must be from 0 to 1, or a whole number, got 1.5"),
+        ({"gpus": float("inf")}, "gpus must be from 0 to 1"),
+        ({"grids": [{}]}, "a grid should map fields"),
+        ({"grids": [{"model": [5]}]}, "model should hold settings"),
+        ({"grids": [{"model.system": [5]}]}, "model should hold settings"),
+        ({"grids": [{5: [5]}]}, "keys should be fields .* not 5"),
+        ({"grids": [{None: [5]}]}, "keys should be fields .* not None"),
+        ({"grids": [{"steps": [0]}]}, r"steps must be at least 1, got 0 \(cell steps0-seed0\)"),
+        ({"set": {"epochs": 2}}, "either steps or epochs, and not both"),
+        ({"grids": [{"test": [5]}]}, "test cannot be 5"),
+        ({"grids": [{"data": [5]}]}, "data"),
+        ({"grids": [{"a": {"ü" * 101: {"steps": 1}}}]}, "too long for the name of a cell"),
     ],
 )
 def test_mistakes_in_a_page_are_told(values: dict[str, Any], told: str, page: Changed) -> None:
@@ -359,6 +383,54 @@ def test_finished_cells_are_not_run_again(page: Changed, pretend: Callable[..., 
         sweep(page(), out)
 
 
+WHOLE = {"sweep": {"cell": "x", "key": "y"}, "scores": {"ppl_token": 2.0, "bits_per_byte": None}}
+
+
+@pytest.mark.parametrize(
+    "part", [{"sweep": 3}, {"sweep": {"cell": "x"}}, {"scores": None}, {"scores": {"ppl_token": 2.0}}, {"seconds": "1"}]
+)
+def test_damaged_rows_are_told_before_work(
+    part: dict[str, Any], page: Changed, pretend: Callable[..., Pretended]
+) -> None:
+    place, runner = page(), pretend()
+    whole = WHOLE | {"seconds": 1.0, "train_tokens": 1}
+    for row in (whole, whole | part):
+        ledger.append(place.parent / "out" / "ledger.jsonl", row)
+    with pytest.raises(UserError, match=r"ledger.jsonl: row 2 lacks a part .* remove it"):
+        sweep(place, place.parent / "out", dry_run=True)
+    assert not runner.begun
+
+
+def test_a_row_without_line_break_or_score(
+    page: Changed, pretend: Callable[..., Pretended], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = page(grids=[{"model.slots": [5]}])
+    out = place.parent / "out"
+    pretend()
+    sweep(place, out)
+    file = out / "ledger.jsonl"
+    row = json.loads(file.read_text())
+    row["scores"]["ppl_token"] = None  # infinity, in JSON
+    file.write_text(json.dumps(row))
+    before = file.read_text()
+    sweep(place, out, dry_run=True)
+    assert capsys.readouterr().out.splitlines()[-1] == "1 cell, 1 finished"
+    assert file.read_text() == before  # who only looks changes nothing
+    runner = pretend()
+    assert len(sweep(page(grids=[{"model.slots": [5, 9]}]), out)) == 2
+    assert runner.begun == ["slots9-seed0"]
+    assert file.read_text().startswith(before + "\n")
+    assert len(ledger.read(file)) == 2
+
+
+def test_combinations_that_are_the_same_are_counted(page: Changed, capsys: pytest.CaptureFixture[str]) -> None:
+    grids = [{"model.system": ["recent", "log_memory"], "model.sharpness": [20, 30]}]
+    place = page(grids=grids)
+    sweep(place, place.parent / "out", dry_run=True)
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == "3 cells (combinations that are the same as another: 1), 0 finished"
+
+
 def test_listing_runs_nothing(
     page: Changed, pretend: Callable[..., Pretended], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -450,6 +522,37 @@ def test_mistakes_in_the_options_are_told(page: Changed, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'logpast\[ray\]'"):
         Cluster("local", 1, None)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "auto", "", "nowhere"])
+def test_a_cluster_that_does_not_answer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("it would try for minutes"))
+    if address == "auto":
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(UserError, match=f"no Ray cluster at '{address}' .*--address local"):
+        Cluster(address, 1, None)
+
+
+def test_cells_that_no_machine_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed: list[bool] = []
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0}}, {"Alive": False, "Resources": {"CPU": 64.0}}]
+    fake = SimpleNamespace(
+        init=lambda *_, **__: None, cluster_resources=lambda: {"CPU": 8.0}, nodes=lambda: nodes,
+        shutdown=lambda: closed.append(True), remote=lambda _: SimpleNamespace(options=lambda **_: None),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(runners, "_knock", lambda _: None)
+    for cpus, gpus in ((6, None), (1, 1)):
+        with pytest.raises(UserError, match=f"no room for cpus: {cpus} and gpus: {gpus or 0}.*set them lower"):
+            Cluster("local", cpus, gpus)
+    assert closed == [True, True]
+    assert Cluster("there:1", 6, None).width == 2  # it may grow
+    assert "no machine of the cluster has room for cpus: 6" in capsys.readouterr().err
+    Cluster("local", 4, None)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_row_survives_json(page: Changed) -> None:

@@ -271,7 +271,7 @@ def test_resuming_a_finished_run_changes_nothing(train_config: TrainConfig) -> N
 def test_resuming_with_another_recipe_is_refused(train_config: TrainConfig, change: dict[str, object]) -> None:
     config = replace(train_config, steps=5)
     train(config)
-    with pytest.raises(UserError, match=next(iter(change))):
+    with pytest.raises(UserError, match=f"{next(iter(change))}=.*change that back, or work in another folder"):
         train(replace(config, resume="auto", **change))  # type: ignore[arg-type]
 
 
@@ -486,9 +486,14 @@ def test_text_shorter_than_a_window_is_refused(train_config: TrainConfig, tmp_pa
 
 def test_steps_or_epochs(train_config: TrainConfig) -> None:
     assert replace(train_config, steps=None, epochs=2.5).total_steps(160) == 25
+    with pytest.raises(UserError, match=r"epochs=0.01 of this text come to 0 steps"):
+        replace(train_config, steps=None, epochs=0.01).total_steps(160)
     for wrong in ({"epochs": 1.0}, {"steps": None}, {"steps": 0}):
         with pytest.raises(UserError, match="steps"):
-            replace(train_config, **wrong).total_steps(160)  # type: ignore[arg-type]
+            replace(train_config, **wrong)  # type: ignore[arg-type]
+    for epochs in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UserError, match="epochs must be above 0"):
+            replace(train_config, steps=None, epochs=epochs)
 
 
 @pytest.mark.parametrize(

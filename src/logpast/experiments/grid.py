@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import defaultdict
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from itertools import product
@@ -15,6 +17,7 @@ from logpast.training.config import TrainConfig, recipe
 from logpast.training.recipes import as_recipe, config_of, flat, read_recipe, read_yaml
 
 OURS = ("run", "resume", "devices")  # not for a page to set: a cell has its own folder, resumes, and has one device
+LONGEST = 200  # bytes of a cell's name: file systems take 255, and names of logs and unfinished folders are longer
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Page:
     """with Ray: cores of a cell"""
     gpus: float | None = None
     """with Ray: GPUs of a cell, 0.5 for two cells on each; by default 1 where the cluster has any"""
+
+    @property
+    def combinations(self) -> int:
+        """How many points the grids have, those that are the same cell counted each."""
+        return sum(math.prod(map(len, grid.values())) for grid in self.grids)
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,13 @@ def read_page(path: Path) -> Page:
     ):
         if name in values and not isinstance(values[name], kinds):
             raise UserError(f"{path}: {name} cannot be {values[name]!r}")
-    return Page(**values)
+    plan = Page(**values)
+    if not 0 < plan.cpus < math.inf:
+        raise UserError(f"{path}: cpus must be above 0, got {plan.cpus}")
+    gpus = plan.gpus or 0
+    if not 0 <= gpus < math.inf or (gpus > 1 and gpus % 1):
+        raise UserError(f"{path}: gpus must be from 0 to 1, or a whole number, got {plan.gpus}")
+    return plan
 
 
 def cells_of(plan: Page, page: Path, out: Path) -> list[Cell]:
@@ -76,10 +90,14 @@ def cells_of(plan: Page, page: Path, out: Path) -> list[Cell]:
     found, named = dict[str, Cell](), dict[str, Cell]()
     recipes: dict[str, dict[str, Any]] = {}
     for grid in plan.grids:
-        if not isinstance(grid, dict):
+        if not isinstance(grid, dict) or not grid:
             raise UserError(f"{page}: a grid should map fields to their values, not be {grid!r}")
-        for picked in product(*(_choices(axis, values, page) for axis, values in grid.items())):
-            cell = _cell(plan, picked, page, out, recipes)
+        axes = [_choices(axis, values, page) for axis, values in grid.items()]
+        points = [(picked, _cell(plan, picked, page, out, recipes)) for picked in product(*axes)]
+        for place, choices in enumerate(axes):
+            if any(choice.settings != choices[0].settings for choice in choices) and _is_idle(place, points):
+                raise UserError(f"{page}: {choices[0].axis} makes no cell another one; take it out, or put it into set")
+        for _, cell in points:
             if cell.key in found:
                 continue
             if cell.name in named:
@@ -98,7 +116,18 @@ class Choice:
     settings: dict[str, Any]
 
 
-def _choices(axis: str, values: Any, page: Path) -> list[Choice]:
+def _is_idle(place: int, points: list[tuple[tuple[Choice, ...], Cell]]) -> bool:
+    """Whether the same is learned and scored whatever is chosen on this axis of a grid."""
+    keys = defaultdict[tuple[str, ...], set[str]](set)
+    for picked, cell in points:
+        others = tuple(choice.label for choice in (*picked[:place], *picked[place + 1 :]))
+        keys[others].add(cell.key)
+    return all(len(same) == 1 for same in keys.values())
+
+
+def _choices(axis: Any, values: Any, page: Path) -> list[Choice]:
+    if not isinstance(axis, str):
+        raise UserError(f"{page}: a grid's keys should be fields such as model.slots, or names, not {axis!r}")
     if isinstance(values, dict) and values and all(isinstance(value, dict) for value in values.values()):
         return [Choice(axis, name, str(name), flat(variant)) for name, variant in values.items()]
     if isinstance(values, list) and values and not any(isinstance(value, dict | list) for value in values):
@@ -121,13 +150,17 @@ def _cell(
     base, test = settings.pop("recipe"), settings.pop("test")
     if base is None or test is None:
         raise UserError(f"{page}: a cell lacks its {'recipe' if base is None else 'test text'}; set it in the page")
+    if not isinstance(test, str):
+        raise UserError(f"{page}: test cannot be {test!r}; name a text")
     if isinstance(base, str):
         if base not in recipes:
             recipes[base] = read_recipe(page.parent / base)
         base = recipes[base]
-    values = _with(as_recipe(deepcopy(base), page), settings, page)
+    values = as_recipe(_with(as_recipe(deepcopy(base), page), settings, page), page)
     labels = [choice.label for choice in picked if choice.axis != "seed"]
     name = re.sub(r"[^\w.+-]+", "_", "-".join([*labels, f"seed{values.get('seed', 0)}"]))
+    if len(name.encode()) > LONGEST:
+        raise UserError(f"{page}: {name[:40]}… is too long for the name of a cell; name variants in fewer letters")
     try:
         config = config_of(values | {"run": str(out / "runs" / name), "resume": "auto", "devices": 1}, page)
     except UserError as error:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from logpast.experiments.cell import work
 Job = dict[str, Any]  # what cell.work takes
 Row = dict[str, Any]
 COMMAND = [sys.executable, "-m", "logpast.experiments.cell"]  # a cell's own process
+ANSWER = 5.0  # seconds that a Ray cluster has to answer
 RETRIES = 3  # how often Ray starts a cell again whose process or machine was lost; it goes on from its checkpoint
 
 
@@ -133,16 +135,30 @@ class Cluster:
         self.ray = ray
         here: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
         try:
+            _knock(address)
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **here)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             problem = " ".join(str(error).split())[:200]
             raise UserError(f"no Ray cluster at {address!r} ({problem}); --address local starts one here") from None
         there = ray.cluster_resources()
         self.cpus, self.gpus = cpus, gpus if gpus is not None else float(there.get("GPU", 0) > 0)
+        if not any(self._fits(node["Resources"]) for node in ray.nodes() if node["Alive"]):
+            self._tell_of_no_room(address)
         self.task = ray.remote(_work_elsewhere).options(
             num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES, scheduling_strategy="SPREAD"
         )
         self.running: dict[Future[Row], Any] = {}
+
+    def _fits(self, there: dict[str, float]) -> bool:
+        return there.get("CPU", 0) >= self.cpus and there.get("GPU", 0) >= self.gpus
+
+    def _tell_of_no_room(self, address: str) -> None:
+        """Ray would wait without a word: for ever on this machine, elsewhere until the cluster grows."""
+        wanted = f"cpus: {self.cpus:g} and gpus: {self.gpus:g}, as the page wants for a cell"
+        if address == "local":
+            self.close()
+            raise UserError(f"this machine has no room for {wanted}; set them lower")
+        print(f"no machine of the cluster has room for {wanted}: waiting for one", file=sys.stderr)
 
     @property
     def width(self) -> int:
@@ -170,6 +186,20 @@ class Cluster:
         cause = getattr(error, "cause", None) or error
         text = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         return text if isinstance(cause, UserError) else f"{type(cause).__name__}: {text}"
+
+
+def _knock(address: str) -> None:
+    """An error at once if nobody answers at an address: Ray itself would try for minutes."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    if not address:
+        raise ValueError("it is empty; give auto, local or HOST:PORT")
+    # what auto stands for, and the name by which Ray calls this machine, only Ray knows
+    found = canonicalize_bootstrap_address(address)
+    if found is None:  # there is none yet
+        return
+    host, _, port = found.removeprefix("ray://").rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
 
 
 def _work_elsewhere(job: Job, folder: str, environment: dict[str, str]) -> Row:

@@ -72,7 +72,7 @@ def sweep(
     for name, value in (("jobs", jobs), ("minutes", minutes)):
         if value is not None and value <= 0:
             raise UserError(f"{name} must be above 0, got {value}")
-    if jobs and address:
+    if jobs and address is not None:
         raise UserError("--jobs is for cells without Ray; with --address, set cpus and gpus of a cell in the page")
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     out = (out or Path("runs") / page.stem).absolute()
@@ -80,17 +80,18 @@ def sweep(
     cells = cells_of(plan, page, out)
     done = _finished(cells, out)
     if dry_run:
-        _list(cells, done)
+        _list(cells, done, plan.combinations - len(cells))
         return list(done.values())
     make_way(out / "ledger.jsonl")
     with _alone(out):
         done = _finished(cells, out)  # once more, now that nobody else can be at it
+        _end_last_line(out / "ledger.jsonl")
         left = [cell for cell in cells if cell.key not in done]
         failed: dict[str, str] = {}
         if left:
             if address is None:
                 _prepare_texts(left)
-            runner: Runner = Cluster(address, plan.cpus, plan.gpus) if address else Processes(jobs)
+            runner: Runner = Processes(jobs) if address is None else Cluster(address, plan.cpus, plan.gpus)
             failed = _Sweep(cells, done, out, runner, deadline).run()
     _tell(cells, done, failed, out)
     return [done[cell.key] for cell in cells if cell.key in done]
@@ -100,15 +101,38 @@ def _finished(cells: list[Cell], out: Path) -> dict[str, Row]:
     """The row of each cell that has one, by the cell's key."""
     place, found = out / "ledger.jsonl", dict[str, Row]()
     keys = {cell.name: cell.key for cell in cells}
-    for row in ledger.read(place) if place.exists() else []:
+    for number, row in enumerate(ledger.read(place) if place.exists() else [], 1):
         if "sweep" not in row:
             raise UserError(f"{place} has rows that are no sweep's; give another --out")
+        if not _is_whole(row):
+            raise UserError(
+                f"{place}: row {number} lacks a part of what a sweep writes; remove it, or give another --out"
+            )
         name, key = row["sweep"]["cell"], row["sweep"]["key"]
         if key in keys.values():
             found[key] = row
         elif name in keys:
             raise UserError(f"{place} has a cell {name} that was made by other settings; give another --out")
     return found
+
+
+def _is_whole(row: Row) -> bool:
+    """Whether a row has all that is read of it here; scores may be None, which is how JSON has infinity."""
+    made, scores = row["sweep"], row.get("scores")
+    if not isinstance(made, dict) or not isinstance(scores, dict):
+        return False
+    return (
+        all(isinstance(made.get(name), str) for name in ("cell", "key"))
+        and all(isinstance(scores.get(name, ""), int | float | None) for name in ("ppl_token", "bits_per_byte"))
+        and all(isinstance(row.get(name), int | float) for name in ("seconds", "train_tokens"))
+    )
+
+
+def _end_last_line(place: Path) -> None:
+    """A last row that is whole but for its line break, as editors leave it, would let no other be added."""
+    if place.exists() and place.stat().st_size and not place.read_bytes().endswith(b"\n"):
+        with place.open("ab") as file:
+            file.write(b"\n")
 
 
 @contextmanager
@@ -223,8 +247,8 @@ class _Sweep:
         row["sweep"] = {"cell": cell.name, "choices": cell.choices, "test": cell.test, "key": cell.key}
         ledger.append(self.out / "ledger.jsonl", row)
         self.done[cell.key] = row
-        figure = row["scores"]["ppl_token"]
-        progress.say(f"{cell.name}: ppl_token {figure:.2f} in {row['seconds']:,.0f} s; {self._count()}")
+        figure = _shown(row["scores"]["ppl_token"], 2)
+        progress.say(f"{cell.name}: ppl_token {figure} in {row['seconds']:,.0f} s; {self._count()}")
 
     def _stop(self, progress: Board) -> None:
         self.stopping = True
@@ -246,13 +270,18 @@ def _share(cell: Cell) -> float:
     return float(min(share, 1))
 
 
-def _list(cells: list[Cell], done: dict[str, Row]) -> None:
+def _shown(figure: float | None, digits: int) -> str:
+    return "–" if figure is None else f"{figure:.{digits}f}"
+
+
+def _list(cells: list[Cell], done: dict[str, Row], repeated: int) -> None:
     width = max(len(cell.name) for cell in cells)
     for cell in cells:
         share = _share(cell)
         how = "finished" if cell.key in done else f"{share:.0%} trained" if share else "to do"
         print(f"{cell.name:{width}}  {how}")
-    print(f"{len(cells)} cells, {len(done)} finished")
+    same = f" (combinations that are the same as another: {repeated})" if repeated else ""
+    print(f"{len(cells)} cell{'s' if len(cells) > 1 else ''}{same}, {len(done)} finished")
 
 
 def _tell(cells: list[Cell], done: dict[str, Row], failed: dict[str, str], out: Path) -> None:
@@ -262,7 +291,7 @@ def _tell(cells: list[Cell], done: dict[str, Row], failed: dict[str, str], out: 
         if row := done.get(cell.key):
             scores = row["scores"]
             table.add_row(
-                cell.name, f"{scores['ppl_token']:.2f}", f"{scores['bits_per_byte']:.4f}",
+                cell.name, _shown(scores["ppl_token"], 2), _shown(scores["bits_per_byte"], 4),
                 f"{row['train_tokens']:,}", f"{row['seconds']:,.0f}",
             )  # fmt: skip
     if done:

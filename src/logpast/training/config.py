@@ -118,16 +118,21 @@ class TrainConfig:
             raise UserError(f"batch_size ({self.batch_size}) must be a multiple of devices ({self.devices})")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed must be from 0 to 2^32 − 1, got {self.seed}")
+        if (self.steps is None) == (self.epochs is None):
+            raise UserError("give either steps or epochs, and not both")
+        if self.steps is not None and self.steps < 1:
+            raise UserError(f"steps must be at least 1, got {self.steps}")
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise UserError(f"epochs must be above 0, got {self.epochs}")
 
     def total_steps(self, windows: int) -> int:
         """Optimizer steps of the whole run, for a text of so many windows."""
-        if (self.steps is None) == (self.epochs is None):
-            raise UserError("give either steps or epochs, and not both")
-        steps = self.steps if self.steps is not None else round(self.epochs * windows / self.batch_size)  # type: ignore[operator]
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        steps = round(self.epochs * windows / self.batch_size)
         if steps < 1:
-            raise UserError(
-                f"the run comes to {steps} steps; give at least 1 (steps={self.steps}, epochs={self.epochs})"
-            )
+            raise UserError(f"epochs={self.epochs} of this text come to {steps} steps; give more, or steps instead")
         return steps
 
     def to_dict(self) -> dict[str, Any]:

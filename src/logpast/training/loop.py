@@ -356,7 +356,10 @@ def _find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | Non
     ours["model"] |= {"vocabulary": config.model.vocabulary or theirs["model"]["vocabulary"]}
     for name, value in ours.items():
         if value != theirs[name]:
-            raise UserError(f"cannot resume {found.path}: it was run with {name}={theirs[name]}, now it is {value}")
+            raise UserError(
+                f"cannot resume {found.path}: it was run with {name}={theirs[name]}, now it is {value}; "
+                f"change that back, or work in another folder"
+            )
     if found.state["data"]["sha256"] != store.identity["sha256"]:
         raise UserError(f"cannot resume {found.path}: {store.name} holds other tokens than it was trained on")
     return found
