@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         results(folder=HERE, plot=tmp_path / "p.png", y="ms")
     with pytest.raises(UserError, match="did you mean ppl_word"):
         results(folder=HERE, plot=tmp_path / "p.png", y="ppl_wrd")
+    with pytest.raises(UserError, match="did you mean system"):
+        results(folder=HERE, plot=tmp_path / "p.png", by="k, sytem")
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a":\n')
     with pytest.raises(UserError, match=r"bad\.jsonl, line 2"):
         results(folder=tmp_path)
@@ -84,6 +87,30 @@ def test_json_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert float(first["ppl_token"]) == rows[0]["scores"]["ppl_token"]
     with pytest.raises(UserError, match="is a folder"):
         results(folder=HERE, json=str(tmp_path))
+
+
+def test_rows_are_never_written_over(tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    shutil.copytree(HERE, folder)
+    (tmp_path / "link.csv").symlink_to(folder / "demo-text.jsonl")
+    before = {path: path.read_bytes() for path in folder.glob("*.json*")}
+    for target in (folder / "demo-text.jsonl", folder / "new.json", tmp_path / "link.csv"):
+        for option in ("json", "csv"):
+            with pytest.raises(UserError, match="to another folder"):
+                results(folder=folder, **{option: str(target)})
+    assert {path: path.read_bytes() for path in folder.glob("*.json*")} == before
+    for one, other in (("-", "-"), (str(tmp_path / "a"), str(tmp_path / "rows" / ".." / "a"))):
+        with pytest.raises(UserError, match="each its own place"):
+            results(folder=folder, json=one, csv=other)
+    assert not (tmp_path / "a").exists()
+
+
+def test_standard_output_holds_nothing_but_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results(["file=demo-text"], HERE, json="-", csv=str(tmp_path / "c.csv"), plot=tmp_path / "p.png")
+    told = capsys.readouterr()
+    assert len(json.loads(told.out)) == 10
+    assert "c.csv" in told.err
+    assert "p.png" in told.err
 
 
 def test_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,9 +71,10 @@ def results(
         where: NAME=VALUE, as many as wanted: only rows of which all hold. A name is a column, or a place in a row such
             as recipe.model.kernel; in a value, * stands for anything.
         folder: where the rows are.
-        json: write the rows, whole, as JSON to this file, or to standard output for "-".
-        csv: write what is printed as comma-separated values, at full precision, to this file, or "-".
-        plot: draw the rows into this picture: a point a row, a line through the means.
+        json: write the rows, whole, as JSON to this file, or to standard output for "-". An existing one is replaced.
+        csv: write what is printed as comma-separated values, at full precision, to this file, or "-". An existing one
+            is replaced.
+        plot: draw the rows into this picture: a point a row, a line through the means. An existing one is replaced.
         x: the column along the bottom of the picture.
         y: the column up its side.
         by: columns, with commas: rows that agree in them make one line of the picture.
@@ -83,12 +84,10 @@ def results(
     """
     if plot is not None:
         check_picture(plot)
-    for target in (json, csv):
-        if target not in (None, "-"):
-            make_way(Path(str(target)))
+    _check_targets([str(target) for target in (json, csv, plot) if target is not None], folder)
     entries = chosen(read(folder), where or [])
     if plot is not None:
-        _draw(entries, plot, x, y, by.split(","))
+        _draw(entries, plot, x, y, [name.strip() for name in by.split(",")])
     if json is not None:
         with _opened(json) as stream:
             rows = [{"file": entry.file} | entry.row for entry in entries]
@@ -102,6 +101,21 @@ def results(
     if "-" not in (json, csv):
         print("\n\n".join(aligned(table) for table in tables(entries)))
     return [{"file": entry.file} | entry.row for entry in entries]
+
+
+def _check_targets(targets: list[str], folder: Path) -> None:
+    """Nothing is written over what is read, nor over each other."""
+    places = [target if target == "-" else str(Path(target).resolve()) for target in targets]
+    twice = next((target for target, place in zip(targets, places, strict=True) if places.count(place) > 1), None)
+    if twice:
+        raise UserError(f"two of --json, --csv and --plot would be written to {twice}; give each its own place")
+    rows = {file.resolve() for file in folder.glob("*.json*")}
+    for target in map(Path, targets):
+        place = target.resolve()
+        if place in rows or (place.parent == folder.resolve() and place.suffix in (".json", ".jsonl")):
+            raise UserError(f"{target} would be read as rows of {folder}; write it to another folder")
+        if str(target) != "-":
+            make_way(target)
 
 
 def read(folder: Path) -> list[Entry]:
@@ -175,7 +189,7 @@ def chosen(entries: list[Entry], where: list[str]) -> list[Entry]:
 
 def check_name(entries: list[Entry], name: str) -> None:
     """A name that no row knows is a mistake."""
-    known = {n for entry in entries for n in entry.values}
+    known = {*COLUMNS, *(n for entry in entries for n in entry.values)}
     if name not in known and f"recipe.{name}" not in known and f"scores.{name}" not in known:
         near = get_close_matches(name, known, n=1)
         told = f"did you mean {near[0]}?" if near else f"known: file, {', '.join(COLUMNS)} and any place in a row"
@@ -233,12 +247,12 @@ def _opened(target: str) -> Iterator[TextIO]:
         return
     with Path(target).open("w", encoding="utf-8", newline="") as stream:
         yield stream
-    print(f"wrote {target}")
+    print(f"wrote {target}", file=sys.stderr)  # standard output may be carrying rows
 
 
 def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str]) -> None:
     lines: dict[str, dict[float, list[float]]] = {}
-    for name in (x, y):
+    for name in (x, y, *by):
         check_name(entries, name)
     for entry in entries:
         across, up = entry.get(x), entry.get(y)
@@ -261,4 +275,4 @@ def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str]) -> Non
     axis.legend(frameon=False, fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(out, dpi=150)
-    print(f"wrote {out}")
+    print(f"wrote {out}", file=sys.stderr)
