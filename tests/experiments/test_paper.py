@@ -116,10 +116,32 @@ def test_recipes_are_told_apart_and_parts_of_a_test_set_named(ledger: Path) -> N
     assert "10,000,000 tokens: not the whole official set" in one.about
 
 
-def test_a_run_scored_twice_counts_once(ledger: Path) -> None:
-    append(ledger / "sweep.jsonl", row(5, 100, 0, 38.5))
+def test_the_same_row_twice_counts_once(ledger: Path) -> None:
+    append(ledger / "sweep.jsonl", row(5, 100, 0, 38.0))
     found = {one.name: one for one in paper.measured(printed.sweep("A1"), ledger)}
-    assert found["k = 100"].values(5, "ppl_token") == [38.5]
+    assert found["k = 100"].values(5, "ppl_token") == [38.0]
+
+
+def test_a_second_row_never_replaces_the_first(ledger: Path) -> None:
+    anew = row(5, 100, 0, 99.0, run="anew")
+    anew["scores"]["streams"] = "document"
+    append(ledger / "other.jsonl", anew)
+    found = {one.name: one for one in paper.measured(printed.sweep("A1"), ledger)}
+    assert found["k = 100, scores.streams = document"].values(5, "ppl_token") == [99.0]
+    assert found["k = 100, scores.streams = None"].values(5, "ppl_token") == [38.0]
+    anew["scores"]["ppl_token"] = 98.0
+    append(ledger / "other.jsonl", anew)
+    with pytest.raises(UserError, match=r"other\.jsonl, run 'anew': .*L = 5, k = 100, seed 0.*remove one"):
+        paper.measured(printed.sweep("A1"), ledger)
+
+
+def test_damaged_and_diverged_rows(ledger: Path) -> None:
+    append(ledger / "other.jsonl", row(9, 100, 0, float("inf")))
+    found = {one.name: one for one in paper.measured(printed.sweep("A1"), ledger)}
+    assert found["k = 100"].values(9, "ppl_word") == [float("inf")]
+    append(ledger / "other.jsonl", row(9, 100, 1, 1.0, parameters=None))
+    with pytest.raises(UserError, match=r"other\.jsonl, run 'r' is not a row .*mend or remove"):
+        paper.table_a1(results=ledger)
 
 
 def test_tables_in_three_forms(tmp_path: Path, ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +161,7 @@ def test_tables_in_three_forms(tmp_path: Path, ledger: Path, capsys: pytest.Capt
 def test_tables_without_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert len(paper.table_a1().heads) == 6
-    with pytest.raises(UserError, match="no folder nowhere"):
+    with pytest.raises(UserError, match=r"no folder nowhere .*--results"):
         paper.table_a1(results=Path("nowhere"))
     precious = tmp_path / "precious.txt"
     precious.write_text("precious")
