@@ -132,9 +132,9 @@ def _verb_in(argv: list[str]) -> str:
     for name in (" ".join(argv[:2]), argv[0]):
         if name in VERBS:
             return name
-    group = _group(argv[0])
-    name = " ".join(argv[:2]) if group else argv[0]
-    raise UserError(f"unknown verb {name!r}; {nearest(name, group or list(VERBS))}")
+    *first, word = argv[:2] if _group(argv[0]) else argv[:1]
+    known = [name.removeprefix(f"{argv[0]} ") for name in _group(argv[0])] or list(VERBS)  # of two words, the second
+    raise UserError(f"unknown verb {' '.join([*first, word])!r}; {nearest(word, known)}")
 
 
 def _group(word: str) -> list[str]:

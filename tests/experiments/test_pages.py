@@ -76,9 +76,12 @@ def test_single_values() -> None:
     ("text", "told"),
     [
         ("a\nb <!-- results: demo-txt -->x<!-- end -->", "page, line 2: unknown view .*did you mean demo-text"),
-        ("b <!-- results: train_gpu:nothing:, -->x<!-- end -->", "KeyError 'nothing'"),
-        ("b <!-- results: train_gpu:what:.2f -->x<!-- end -->", "ValueError"),
-        ("b <!-- results: no_file:what: -->x<!-- end -->", "FileNotFoundError"),
+        (
+            "b <!-- results: train_gpu:nothing:, -->x<!-- end -->",
+            "line 1: train_gpu.json has no 'nothing'; known: what",
+        ),
+        ("b <!-- results: train_gpu:what:.2f -->x<!-- end -->", "cannot be written as '.2f': .*; change the mark"),
+        ("b <!-- results: no_file:what: -->x<!-- end -->", "page, line 1: .* needs .*no_file.json, which is not there"),
         ("b <!-- results: demo-text -->x", "1 places begin with .*, 0 close"),
         ("b <!-- results: a -->x <!-- results: b -->y<!-- end --> z<!-- end -->", "'a' has no <!-- end -->"),
         ("b\n<!-- results: price-of-memory -->x<!-- end --> c", "line 2: 'price-of-memory' begins a line"),
@@ -87,6 +90,46 @@ def test_single_values() -> None:
 def test_wrong_marks_are_named(text: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
         fill(text, RESULTS, "page")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "view"),
+    [
+        ("train_gpu.json", "{}", "train-gpu"),
+        ("train_gpu.json", "{", "train-gpu"),
+        ("train_gpu.json", "[]", "price-of-memory"),
+        ("train_gpu.json", '{"rows": [3]}', "train-gpu"),
+        ("demo-text.jsonl", "{}", "demo-text"),
+        ("demo-text.jsonl", "", "demo-text"),
+        ("rivals-toy.jsonl", '{"seed": 0}', "rivals-toy"),
+        ("demo-topics-optima.json", '{"optimum_given_all": "x"}', "demo-topics"),
+        ("demo-text.jsonl", None, "demo-text"),
+    ],
+)
+def test_damaged_files_are_named_with_the_place_that_needs_them(
+    file: str, content: str | None, view: str, checkout: Path
+) -> None:
+    place = checkout / "results" / file
+    place.unlink()
+    if content is not None:
+        place.write_text(content)
+    with pytest.raises(UserError, match=r"^page, line 1: .*; (mend|bring)"):
+        fill(f"b <!-- results: {view} -->x<!-- end -->", checkout / "results", "page")
+
+
+def test_the_rest_of_a_page_is_left_alone(checkout: Path) -> None:
+    front, docs = checkout / "README.md", checkout / "docs" / "paper.md"
+    right = front.read_bytes().replace(b"\n", b"\r\n")
+    front.write_bytes(right.replace(b"| small models", b"| large models"))
+    front.chmod(0o600)
+    docs.write_bytes(docs.read_bytes() + b"\xff")
+    with pytest.raises(UserError, match=r"paper\.md is not UTF-8"):
+        pages(checkout)
+    docs.write_bytes(docs.read_bytes()[:-1])
+    assert pages(checkout) == [front]
+    assert front.read_bytes() == right
+    assert front.stat().st_mode & 0o777 == 0o600
+    assert not list(checkout.glob(".*"))
 
 
 def test_nothing_is_written_when_one_page_is_wrong(checkout: Path) -> None:

@@ -90,6 +90,26 @@ def test_results_figure_draws_what_is_printed_and_what_was_measured(
     assert [text.get_text() for text in none.texts] == ["not measured yet"]
 
 
+def test_two_kinds_of_runs_in_the_figure(tmp_path: Path, ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.figure
+
+    for slots in (5, 53):
+        append(ledger / "other.jsonl", row(slots, 100, 0, 30.0, train_tokens=98_000_000, train_data={"name": "books"}))
+    drawn: list[Any] = []
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    paper.results_figure(tmp_path / "f.png", results=ledger)
+    wiki, _, ours, none = drawn[0].axes
+    lines = {line.get_label(): line for line in ours.lines if not line.get_label().startswith("_")}
+    assert set(lines) == {"delta ¹", "k = 100 ¹", "k = 200 ¹", "k = 100 ²"}
+    printed_colour = {line.get_label(): line.get_color() for line in wiki.lines}
+    assert all(line.get_color() == printed_colour[label[:-2]] for label, line in lines.items())
+    assert lines["k = 100 ¹"].get_marker() != lines["k = 100 ²"].get_marker()
+    title = ours.get_title("left").replace("\n", " ")
+    assert "¹ trained on 49.0M tokens of wiki22k" in title
+    assert "² trained on 98.0M tokens of books" in title
+    assert list(none.get_yticks()) == []
+
+
 def test_only_what_belongs_stands_beside_the_table(ledger: Path) -> None:
     table = printed.sweep("A1")
     for entry in (
@@ -116,10 +136,32 @@ def test_recipes_are_told_apart_and_parts_of_a_test_set_named(ledger: Path) -> N
     assert "10,000,000 tokens: not the whole official set" in one.about
 
 
-def test_a_run_scored_twice_counts_once(ledger: Path) -> None:
-    append(ledger / "sweep.jsonl", row(5, 100, 0, 38.5))
+def test_the_same_row_twice_counts_once(ledger: Path) -> None:
+    append(ledger / "sweep.jsonl", row(5, 100, 0, 38.0))
     found = {one.name: one for one in paper.measured(printed.sweep("A1"), ledger)}
-    assert found["k = 100"].values(5, "ppl_token") == [38.5]
+    assert found["k = 100"].values(5, "ppl_token") == [38.0]
+
+
+def test_a_second_row_never_replaces_the_first(ledger: Path) -> None:
+    anew = row(5, 100, 0, 99.0, run="anew")
+    anew["scores"]["streams"] = "document"
+    append(ledger / "other.jsonl", anew)
+    found = {one.name: one for one in paper.measured(printed.sweep("A1"), ledger)}
+    assert found["k = 100, scores.streams = document"].values(5, "ppl_token") == [99.0]
+    assert found["k = 100, scores.streams = None"].values(5, "ppl_token") == [38.0]
+    anew["scores"]["ppl_token"] = 98.0
+    append(ledger / "other.jsonl", anew)
+    with pytest.raises(UserError, match=r"other\.jsonl, run 'anew': .*L = 5, k = 100, seed 0.*remove one"):
+        paper.measured(printed.sweep("A1"), ledger)
+
+
+def test_damaged_and_diverged_rows(ledger: Path) -> None:
+    append(ledger / "other.jsonl", row(9, 100, 0, float("inf")))
+    found = {one.name: one for one in paper.measured(printed.sweep("A1"), ledger)}
+    assert found["k = 100"].values(9, "ppl_word") == [float("inf")]
+    append(ledger / "other.jsonl", row(9, 100, 1, 1.0, parameters=None))
+    with pytest.raises(UserError, match=r"other\.jsonl, run 'r' is not a row .*mend or remove"):
+        paper.table_a1(results=ledger)
 
 
 def test_tables_in_three_forms(tmp_path: Path, ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,13 +175,19 @@ def test_tables_in_three_forms(tmp_path: Path, ledger: Path, capsys: pytest.Capt
     assert json.loads((tmp_path / "a2.json").read_text())["rows"][10]["k = 200"] == "17.82/79.40"
     paper.table1(tmp_path / "1.md")
     assert "| Scale-Invariant Compression Filters | 124M | 309 | 23.56 | 26.73 † |" in (tmp_path / "1.md").read_text()
+    notes = (tmp_path / "1.md").read_text().split("\n\n")[2:]
+    assert len(notes) == 2
+    assert "are like the rest" in notes[1]
+    assert r"\<unk>" in notes[1]
+    paper.accounting(tmp_path / "accounting.md")
+    assert "\n\n\\* outside what" in (tmp_path / "accounting.md").read_text()
     assert "trained on 49.0M tokens of wiki22k:train, 124M weights" in capsys.readouterr().out
 
 
 def test_tables_without_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert len(paper.table_a1().heads) == 6
-    with pytest.raises(UserError, match="no folder nowhere"):
+    with pytest.raises(UserError, match=r"no folder nowhere .*--results"):
         paper.table_a1(results=Path("nowhere"))
     precious = tmp_path / "precious.txt"
     precious.write_text("precious")
@@ -161,7 +209,9 @@ def test_accounting_marks_the_cells_of_the_contract(capsys: pytest.CaptureFixtur
     best = table.rows[12]
     assert best[:4] == ["A1", "53", "15,885 (5.55%)", "1.1207"]
     assert best[-1] == "23.56 → 28.36 (k = 200)"
-    text = capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[-8:])) <= 118
+    text = " ".join(" ".join(lines).split())
     assert "23.56 would read 28.36 on 241,211 words, and 26.73 on 245,569" in text
     assert "inference" in text
 

@@ -2,9 +2,11 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,12 @@ def test_every_row_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["run=log*-0"], 2),
         (["scores.documents=118"], 19),
         (["case=full*"], 7),
+        (["k=*", "file=demo-text"], 5),
+        (["L=3*", "file=demo-text"], 10),
+        (["k=10*", "file=demo-text"], 5),
+        (["recipe.data.jitter=false", "file=demo-text"], 10),
+        (["recipe.epochs=null", "file=demo-text"], 10),
+        (["tokens=1,228,788", "file=demo-text"], 8),
         (["k=many", "file=*"], 0),
         (["seed=7"], 0),
     ],
@@ -57,12 +65,22 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     for where, told in (("sed=0", "did you mean seed"), ("xyzzy=0", "known: file, run"), ("seed", "NAME=VALUE")):
         with pytest.raises(UserError, match=told):
             results([where], HERE)
-    with pytest.raises(UserError, match="no folder"):
+    with pytest.raises(UserError, match=r"no folder .* give --folder"):
         results(folder=tmp_path / "nowhere")
+    with pytest.raises(UserError, match="did you mean `logpast results pages`"):
+        results(["page"], tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"holds no rows; .*--record"):
+        results(folder=tmp_path)
+    with pytest.raises(UserError, match=r"fits file=demo-text seed=7; its seed may be 0, 1, 2, 3, 4$"):
+        results(["file=demo-text", "seed=7"], HERE)
+    with pytest.raises(UserError, match="those that fit the rest have no seed"):
+        results(["file=train_gpu", "seed=0"], HERE)
     with pytest.raises(UserError, match="both L and ms"):
         results(folder=HERE, plot=tmp_path / "p.png", y="ms")
     with pytest.raises(UserError, match="did you mean ppl_word"):
         results(folder=HERE, plot=tmp_path / "p.png", y="ppl_wrd")
+    with pytest.raises(UserError, match="did you mean system"):
+        results(folder=HERE, plot=tmp_path / "p.png", by="k, sytem")
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a":\n')
     with pytest.raises(UserError, match=r"bad\.jsonl, line 2"):
         results(folder=tmp_path)
@@ -70,6 +88,38 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("[1]")
     with pytest.raises(UserError, match=r"bad\.json is not a table"):
         results(folder=tmp_path)
+
+
+RUN: dict[str, Any] = {
+    "trained_at_revision": "0", "train_data": {"name": "a"}, "test_data": {"name": "a"}, "recipe": {}, "scores": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        *(("a.jsonl", line, "line 2 is not a row: it should be") for line in ("[]", '"x"', "3", "null")),
+        ("a.jsonl", json.dumps({"recipe": {}, "scores": {}}), "line 2 .* it has no 'trained_at_revision'"),
+        ("a.jsonl", json.dumps(RUN | {"test_data": {"name": 3}}), "line 2 is not a row of a scored run"),
+        ("a.jsonl", json.dumps(RUN | {"scores": {"ppl_token": "x"}}), "line 2 .* ppl_token is 'x', not a number"),
+        ("a.jsonl", "\udcff", "is not a ledger"),
+        ("a.json", "\udcff", "is not a table"),
+        *(("a.json", text, "is not a table") for text in ('{"rows":5}', '{"rows":[1]}', '{"hardware":"H200"}')),
+        ("a.json", '{"hardware":{}}', "is not a table of results: it has no 'name'"),
+        ("a.json", '{"rows":[{"ppl_word": "x"}]}', "ppl_word is 'x'"),
+    ],
+)
+def test_damaged_files_are_named(name: str, content: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("\n" + content, errors="surrogateescape")
+    with pytest.raises(UserError, match=rf"{name}.* {told}.*; mend or remove it"):
+        results(folder=tmp_path)
+
+
+def test_rows_with_values_of_several_kinds_are_listed(tmp_path: Path) -> None:
+    seeds = ["x", 3, None, [1], 1]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(RUN | {"seed": seed}) + "\n" for seed in seeds))
+    (tmp_path / "b.json").write_text('{"what": 3}')
+    assert [row.get("seed") for row in results(folder=tmp_path)] == [None, 1, 3, [1], "x", None]
 
 
 def test_json_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +134,30 @@ def test_json_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert float(first["ppl_token"]) == rows[0]["scores"]["ppl_token"]
     with pytest.raises(UserError, match="is a folder"):
         results(folder=HERE, json=str(tmp_path))
+
+
+def test_rows_are_never_written_over(tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    shutil.copytree(HERE, folder)
+    (tmp_path / "link.csv").symlink_to(folder / "demo-text.jsonl")
+    before = {path: path.read_bytes() for path in folder.glob("*.json*")}
+    for target in (folder / "demo-text.jsonl", folder / "new.json", tmp_path / "link.csv"):
+        for option in ("json", "csv"):
+            with pytest.raises(UserError, match="to another folder"):
+                results(folder=folder, **{option: str(target)})
+    assert {path: path.read_bytes() for path in folder.glob("*.json*")} == before
+    for one, other in (("-", "-"), (str(tmp_path / "a"), str(tmp_path / "rows" / ".." / "a"))):
+        with pytest.raises(UserError, match="each its own place"):
+            results(folder=folder, json=one, csv=other)
+    assert not (tmp_path / "a").exists()
+
+
+def test_standard_output_holds_nothing_but_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results(["file=demo-text"], HERE, json="-", csv=str(tmp_path / "c.csv"), plot=tmp_path / "p.png")
+    told = capsys.readouterr()
+    assert len(json.loads(told.out)) == 10
+    assert "c.csv" in told.err
+    assert "p.png" in told.err
 
 
 def test_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import fcntl
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,13 +73,33 @@ def append(path: Path, entry: dict[str, Any]) -> None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """All rows of a ledger."""
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-        try:
-            rows += [json.loads(line)] if line else []
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {number} is not a row: {error}; mend or remove it") from None
-    return rows
+    return [row for _, row in lines(path)]
+
+
+def lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number of each line, and its row."""
+    with sound(f"{path} is not a ledger"):
+        text = path.read_text(encoding="utf-8")
+    for number, line in enumerate(text.split("\n"), 1):
+        if line:
+            with sound(f"{path}, line {number} is not a row"):
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise TypeError("it should be {…}")
+            yield number, row
+
+
+@contextmanager
+def sound(told: str, fix: str = "mend or remove it") -> Iterator[None]:
+    """Around what reads a file: a value that is missing or of a wrong kind is the file's mistake, told in a line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except KeyError as error:
+        raise UserError(f"{told}: it has no {error}; {fix}") from None
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise UserError(f"{told}: {error}; {fix}") from None
 
 
 def hash_of(value: Any) -> str:

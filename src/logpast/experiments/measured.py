@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from logpast.errors import UserError
 from logpast.experiments import printed
-from logpast.experiments.ledger import hash_of
+from logpast.experiments.ledger import hash_of, sound
 from logpast.experiments.results import Entry, flat, read
 from logpast.filters import PAPER_SPACING
 
@@ -24,7 +26,9 @@ class Series(NamedTuple):
     """L -> seed -> scores"""
 
     def values(self, slots: int, measure: str) -> list[float]:
-        return [scores[measure] for scores in self.points[slots].values()]
+        """A seed each; infinity, for which a ledger has no word, is itself again."""
+        found = [scores[measure] for scores in self.points[slots].values()]
+        return [math.inf if value is None else value for value in found]
 
 
 def measured(table: printed.Sweep, results: Path) -> list[Series]:
@@ -32,16 +36,28 @@ def measured(table: printed.Sweep, results: Path) -> list[Series]:
     if results == RESULTS and not results.is_dir():  # an installed copy has none
         return []
     found: dict[str, Series] = {}
-    for entry in read(results):
-        if _belongs(entry, table):
-            row, recipe = entry.row, flat(entry.row["recipe"])
-            slots, seed = recipe.pop("model.slots"), recipe.pop("seed")
-            name = "delta" if recipe["model.system"] == "recent" else k_equals(recipe["model.sharpness"])
-            key = hash_of([recipe, row["train_data"], row["test_data"]])
-            series = found.setdefault(key, Series(name, _about(row, table), recipe, {}))
-            series.points.setdefault(slots, {})[seed] = row["scores"]
+    for entry in read(results, "--results"):
+        with sound(f"{entry.file}.jsonl, run {entry.get('run')!r} is not a row of a scored run"):
+            if _belongs(entry, table):
+                _add(found, entry, table)
     told = [_told_apart(series, list(found.values())) for series in found.values()]
-    return sorted(told, key=lambda series: (series.name != "delta", series.about, series.name))
+    return sorted(told, key=lambda series: (not series.name.startswith("delta"), series.about, series.name))
+
+
+def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
+    """To the series of its recipe, data and way of scoring. The same row twice counts once."""
+    row, recipe = entry.row, flat(entry.row["recipe"])
+    slots, seed = recipe.pop("model.slots"), recipe.pop("seed")
+    recipe |= {f"scores.{name}": row["scores"].get(name) for name in ("streams", "precision")}
+    name = "delta" if recipe["model.system"] == "recent" else k_equals(recipe["model.sharpness"])
+    key = hash_of([recipe, row["train_data"], row["test_data"]])
+    seeds = found.setdefault(key, Series(name, _about(row, table), recipe, {})).points.setdefault(slots, {})
+    scores = {name: row["scores"][name] for name in ("ppl_token", "ppl_word")}
+    if seeds.setdefault(seed, scores) != scores:
+        raise UserError(
+            f"{entry.file}.jsonl, run {entry.get('run')!r}: another row has other scores for the same recipe "
+            f"(L = {slots}, {name}, seed {seed}) and text; remove one of the two"
+        )
 
 
 def _told_apart(series: Series, all_series: list[Series]) -> Series:
@@ -52,16 +68,16 @@ def _told_apart(series: Series, all_series: list[Series]) -> Series:
 
 
 def _belongs(entry: Entry, table: printed.Sweep) -> bool:
-    model = entry.row.get("recipe", {}).get("model", {})
+    model = entry.row["recipe"]["model"] if "recipe" in entry.row else {}
     bank = {"spacing": PAPER_SPACING, "first_peak": 1.0, "reach": 1.0}
     return (
         str(entry.get("test_data.name")).startswith(f"{table.corpus}:test")
         and entry.get("scores.accounting") == "all"
-        and model["window"] == printed.WINDOW
-        and model.get("slots") in {row.slots for row in table.rows}
+        and model.get("window") == printed.WINDOW
+        and model.get("slots") in [row.slots for row in table.rows]
         and (
             model["system"] == "recent"
-            or (model["system"] == "log_memory" and all(model[name] == value for name, value in bank.items()))
+            or (model["system"] == "log_memory" and all(model.get(name) == value for name, value in bank.items()))
         )
     )
 

@@ -7,10 +7,11 @@ is one of views.VIEWS, or FILE:PLACE:FORMAT for a single value of a table: train
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
+import shutil
 from pathlib import Path
 
-from logpast.errors import UserError
+from logpast.errors import UserError, nearest
+from logpast.experiments import ledger
 from logpast.experiments.results import flat
 from logpast.experiments.views import VIEWS, read_table
 
@@ -37,17 +38,35 @@ def pages(root: Path = Path("."), check: bool = False) -> list[Path]:
     found = [page for pattern in ("README.md", "docs/*.md", "results/*.md") for page in sorted(root.glob(pattern))]
     if not found or not (root / "results").is_dir():
         raise UserError(f"{root} has no pages and results/; run this where the checkout is, or give --root")
-    texts = {page: page.read_text(encoding="utf-8") for page in found}
+    texts = {page: _text(page) for page in found}
     fresh = {page: fill(text, root / "results", str(page)) for page, text in texts.items()}
     changed = [page for page in found if fresh[page] != texts[page]]
     if check and changed:
         raise UserError(f"{_differences(changed[0], texts, fresh)}; `logpast results pages` mends it")
     for page in changed:
-        page.write_text(fresh[page], encoding="utf-8")
+        _replace(page, fresh[page])
         print(f"brought up to date: {page}")
     count = sum(len(MARKED.findall(text)) for text in fresh.values())
     print(f"{count} places on {len(found)} pages are as results/ have them")
     return changed
+
+
+def _text(page: Path) -> str:
+    """Line breaks as they are."""
+    with ledger.sound(f"{page} is not UTF-8", "save it as such"):
+        return page.read_bytes().decode("utf-8")
+
+
+def _replace(page: Path, text: str) -> None:
+    """The whole page or none of it; a link stays one."""
+    place = page.resolve()
+    fresh = place.with_name(f".{place.name}.unfinished")
+    try:
+        fresh.write_bytes(text.encode("utf-8"))
+        shutil.copymode(place, fresh)
+        fresh.replace(place)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def fill(text: str, results: Path, page: str) -> str:
@@ -58,7 +77,7 @@ def fill(text: str, results: Path, page: str) -> str:
         line = f"{page}, line {text.count(chr(10), 0, mark.start()) + 1}"
         if BEGIN in old:
             raise UserError(f"{line}: {name!r} has no {END}")
-        alone = old.startswith("\n")
+        alone = re.match(r"\r?\n", old)
         if not alone and text[: mark.start()].endswith("\n"):  # Markdown would end the paragraph here
             raise UserError(f"{line}: {name!r} begins a line; put a word of its sentence before it")
         new = view(name, results, line)
@@ -66,7 +85,9 @@ def fill(text: str, results: Path, page: str) -> str:
             same = [line.split() for line in old.strip().split("\n")] == [line.split() for line in new.split("\n")]
         else:  # in a sentence, lines may be broken anywhere
             same = old.split() == new.split()
-        return mark[0] if same else f"{BEGIN}{name} -->" + (f"\n{new}\n" if alone else new) + END
+        if alone:
+            new = f"\n{new}\n".replace("\n", alone[0])
+        return mark[0] if same else f"{BEGIN}{name} -->{new}{END}"
 
     if text.count(BEGIN) != text.count(END):
         raise UserError(f"{page}: {text.count(BEGIN)} places begin with {BEGIN}…, {text.count(END)} close with {END}")
@@ -84,14 +105,25 @@ def _differences(page: Path, texts: dict[Path, str], fresh: dict[Path, str]) -> 
 
 def view(name: str, results: Path, line: str) -> str:
     """What belongs between the marks of this name."""
-    if name in VIEWS:
-        return VIEWS[name](results)
+    try:
+        with ledger.sound(f"{name!r} cannot be made of what is in {results}", "mend the file"):
+            return VIEWS[name](results) if name in VIEWS else _value(name, results)
+    except FileNotFoundError as error:
+        raise UserError(f"{line}: {name!r} needs {error.filename}, which is not there; bring it back") from None
+    except UserError as error:
+        raise UserError(f"{line}: {error}") from None
+
+
+def _value(name: str, results: Path) -> str:
+    """FILE:PLACE:FORMAT"""
     file, *rest = name.split(":", 2)
     if len(rest) != 2:
-        near = get_close_matches(name, VIEWS, n=1)
-        raise UserError(f"{line}: unknown view {name!r}; {f'did you mean {near[0]}?' if near else ', '.join(VIEWS)}")
+        raise UserError(f"unknown view {name!r}; {nearest(name, list(VIEWS))}")
     place, form = rest
+    values = flat(read_table(results, file))
+    if place not in values:
+        raise UserError(f"{file}.json has no {place!r}; {nearest(place, list(values))}")
     try:
-        return format(flat(read_table(results, file))[place], form)
-    except (OSError, KeyError, ValueError) as error:
-        raise UserError(f"{line}: {name!r} cannot be made: {type(error).__name__} {error}") from None
+        return format(values[place], form)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{values[place]!r} cannot be written as {form!r}: {error}; change the mark {name!r}") from None

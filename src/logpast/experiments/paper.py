@@ -109,18 +109,23 @@ def _draw_measured(axis: Any, series: list[Series], measure: Measure) -> str:
     """A point a seed, a line through the means; where nothing was measured, that."""
     if not series:
         axis.text(0.5, 0.5, "not measured yet", transform=axis.transAxes, ha="center", color="0.4")
+        axis.set_yticks([])
         return "ours"
-    abouts = sorted({one.about for one in series})
+    notes, drawn = _abouts(series), list[str]()
     for one in series:
         places = sorted(one.points)
         means = [statistics.mean(one.values(slots, measure)) for slots in places]
-        label = one.name if len(abouts) == 1 else f"{one.name}: {one.about}"
-        style = "s--" if one.name.startswith("delta") else "o-"
-        (line,) = axis.plot(places, means, style, color=COLOURS.get(label), markersize=4, label=label)
+        kind = one.name.partition(",")[0]  # its colour is the printed one's, whatever else is said of it
+        again = drawn.count(kind)
+        style = ("s^vDP"[again % 5] + "--") if kind == "delta" else ("o^vDP"[again % 5] + "-")
+        label = fill(one.name + (f" {_mark(one, series)}" if len(notes) > 1 else ""), 40)
+        look = {"color": COLOURS.get(kind), "alpha": 0.5 if again else 1.0, "markersize": 6 if again else 4}
+        (line,) = axis.plot(places, means, style, label=label, **look)
+        drawn.append(kind)
         for slots in places:
             for value in one.values(slots, measure):
                 axis.plot(slots, value, "o", color=line.get_color(), markersize=2.5)
-    return "ours, smaller scale" + (f": {abouts[0]}" if len(abouts) == 1 else "")
+    return "\n".join(["ours, smaller scale", *notes]) if len(notes) > 1 else f"ours, smaller scale: {series[0].about}"
 
 
 def _dress(axis: Any, title: str, measure: Measure) -> None:
@@ -128,9 +133,10 @@ def _dress(axis: Any, title: str, measure: Measure) -> None:
     places = [row.slots for row in printed.sweep("A1").rows]
     unit = "token" if measure == "ppl_token" else "word"
     axis.set(xlabel="number of filters L", ylabel=f"test perplexity per {unit}", xlim=(3, 55))
-    axis.set_title(fill(title, 85), loc="left", fontsize=9)
+    axis.set_title("\n".join(fill(line, 85) for line in title.split("\n")), loc="left", fontsize=9)
     if axis.lines:
-        axis.legend(frameon=False, fontsize=8)
+        shown = axis.get_legend_handles_labels()[1]
+        axis.legend(frameon=False, fontsize=8, ncols=2 if len(shown) > 4 else 1)  # low, so as not to lie over curves
     axis.set_xticks(places)
     top = axis.secondary_xaxis("top")
     top.set_xticks(places, [f"{paper_horizon(slots):,}" for slots in places], fontsize=7)
@@ -164,7 +170,7 @@ def table1(out: Path | None = None) -> Table:
     words = sweep.words + (sweep.lines or 0)
     notes = [
         f"Last column: per word and line end, {words:,} of them, the basis of the three cited systems, as printed.",
-        "† an inference: from the printed raw perplexity, if the tokens that appear to be left out of the sum are like",
+        "† an inference: from the printed raw perplexity, if the tokens that appear to be left out of the sum are like "
         "the rest; see `logpast paper accounting`. The cited systems read text with <unk>: beside, not against.",
     ]
     heads = ["model", "parameters", "attention", "per-word PPL", "on one basis"]
@@ -315,17 +321,17 @@ def _notes(wiki: printed.Sweep, books: printed.Sweep) -> list[str]:
     last = wiki.rows[-1].filters[200]
     words, with_ends = (printed.if_all_counted(wiki, last.raw, line_ends=ends) for ends in (False, True))
     return [
-        "* outside what the printed digits allow. The control at L = 5, 9, 13, 17: its per-word values fall in equal",
-        "  steps (-0.34 in A1, -1.07 in A2), and its ratios do not follow the row's. A2, L = 21, k = 100: would fit",
-        "  with 97.87 for 96.87; it is not in its row's mean. A1, L = 9, k = 150 and A2, L = 41, k = 200: by a hair.",
-        f"Left out: of {wiki.tokens[0]:,} tokens on WikiText-103 (counted) and {books.tokens[0]:,} on PG-19 (inferred:",
-        f"  any number up to {books.tokens[1]:,} gives the same ratios). Words: {wiki.words:,} and {books.words:,}.",
-        "Word → all: the per-word figure as printed, and e^(ln(raw) · tokens/words), what it would be with every token",
-        "  counted if those left out are like the rest. An inference from the printed tables, not a measurement:",
-        f"  {last.word:.2f} would read {words:.2f} on {wiki.words:,} words, and {with_ends:.2f} on "
-        f"{wiki.words + (wiki.lines or 0):,} words and line ends,",
-        "  Transformer-XL's basis. Comparisons within the raw column are not touched by it.",
-    ]  # fmt: skip
+        "* outside what the printed digits allow. The control at L = 5, 9, 13, 17: its per-word values fall in equal "
+        "steps (-0.34 in A1, -1.07 in A2), and its ratios do not follow the row's. A2, L = 21, k = 100: would fit "
+        "with 97.87 for 96.87; it is not in its row's mean. A1, L = 9, k = 150 and A2, L = 41, k = 200: by a hair.",
+        f"Left out: of {wiki.tokens[0]:,} tokens on WikiText-103 (counted) and {books.tokens[0]:,} on PG-19 (inferred: "
+        f"any number up to {books.tokens[1]:,} gives the same ratios). Words: {wiki.words:,} and {books.words:,}.",
+        "Word → all: the per-word figure as printed, and e^(ln(raw) · tokens/words), what it would be with every token "
+        "counted if those left out are like the rest. An inference from the printed tables, not a measurement: "
+        f"{last.word:.2f} would read {words:.2f} on {wiki.words:,} words, and {with_ends:.2f} on "
+        f"{wiki.words + (wiki.lines or 0):,} words and line ends, Transformer-XL's basis. Comparisons within the raw "
+        "column are not touched by it.",
+    ]
 
 
 def _give(table: Table, out: Path | None) -> Table:

@@ -32,6 +32,8 @@ COLUMNS = {
 ORDER = ("corpus", "system", "L", "k", "seed")
 DIGITS = {"ppl_token": 2, "ppl_word": 1, "bits_per_byte": 4}
 WIDEST = 34  # characters of a cell
+SOME = 6  # values that an error names
+_ABSENT = object()  # not null, which a row may hold
 
 
 class Entry(NamedTuple):
@@ -44,8 +46,8 @@ class Entry(NamedTuple):
     values: dict[str, Any]
     """by name: short ones, and places with dots"""
 
-    def get(self, name: str) -> Any:
-        return next((self.values[n] for n in (name, f"recipe.{name}", f"scores.{name}") if n in self.values), None)
+    def get(self, name: str, default: Any = None) -> Any:
+        return next((self.values[n] for n in (name, f"recipe.{name}", f"scores.{name}") if n in self.values), default)
 
 
 def results(
@@ -69,11 +71,13 @@ def results(
 
     Args:
         where: NAME=VALUE, as many as wanted: only rows of which all hold. A name is a column, or a place in a row such
-            as recipe.model.kernel; in a value, * stands for anything.
+            as recipe.model.kernel; in a value, * stands for anything, so that k=* asks for rows that have a k. Other
+            words are as in JSON: true, false, null.
         folder: where the rows are.
-        json: write the rows, whole, as JSON to this file, or to standard output for "-".
-        csv: write what is printed as comma-separated values, at full precision, to this file, or "-".
-        plot: draw the rows into this picture: a point a row, a line through the means.
+        json: write the rows, whole, as JSON to this file, or to standard output for "-". An existing one is replaced.
+        csv: write what is printed as comma-separated values, at full precision, to this file, or "-". An existing one
+            is replaced.
+        plot: draw the rows into this picture: a point a row, a line through the means. An existing one is replaced.
         x: the column along the bottom of the picture.
         y: the column up its side.
         by: columns, with commas: rows that agree in them make one line of the picture.
@@ -83,12 +87,14 @@ def results(
     """
     if plot is not None:
         check_picture(plot)
-    for target in (json, csv):
-        if target not in (None, "-"):
-            make_way(Path(str(target)))
-    entries = chosen(read(folder), where or [])
+    _check_targets([str(target) for target in (json, csv, plot) if target is not None], folder)
+    conditions = [_condition(word) for word in where or []]
+    entries = read(folder)
+    if not entries:
+        raise UserError(f"{folder} holds no rows; `logpast eval … --record {folder}/NAME.jsonl` writes one")
+    entries = chosen(entries, conditions)
     if plot is not None:
-        _draw(entries, plot, x, y, by.split(","))
+        _draw(entries, plot, x, y, [name.strip() for name in by.split(",")])
     if json is not None:
         with _opened(json) as stream:
             rows = [{"file": entry.file} | entry.row for entry in entries]
@@ -104,14 +110,30 @@ def results(
     return [{"file": entry.file} | entry.row for entry in entries]
 
 
-def read(folder: Path) -> list[Entry]:
-    """All rows of a results folder: ledgers first, each in ORDER."""
+def _check_targets(targets: list[str], folder: Path) -> None:
+    """Nothing is written over what is read, nor over each other."""
+    places = [target if target == "-" else str(Path(target).resolve()) for target in targets]
+    twice = next((target for target, place in zip(targets, places, strict=True) if places.count(place) > 1), None)
+    if twice:
+        raise UserError(f"two of --json, --csv and --plot would be written to {twice}; give each its own place")
+    rows = {file.resolve() for file in folder.glob("*.json*")}
+    for target in map(Path, targets):
+        place = target.resolve()
+        if place in rows or (place.parent == folder.resolve() and place.suffix in (".json", ".jsonl")):
+            raise UserError(f"{target} would be read as rows of {folder}; write it to another folder")
+        if str(target) != "-":
+            make_way(target)
+
+
+def read(folder: Path, option: str = "--folder") -> list[Entry]:
+    """All rows of a results folder, which the option names: ledgers first, each in ORDER."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder} here; run this where the checkout is, or name another")
+        raise UserError(f"there is no folder {folder} here; run this where the checkout is, or give {option}")
     runs, measured = list[Entry](), list[Entry]()
     for file in sorted(folder.glob("*.jsonl")):
-        for row in ledger.read(file):
-            (runs if _is_run(row) else measured).append(_entry(file.stem, "" if _is_run(row) else file.name, row))
+        for number, row in ledger.lines(file):
+            with ledger.sound(f"{file}, line {number} is not a row of a scored run"):
+                (runs if _is_run(row) else measured).append(_entry(file.stem, "" if _is_run(row) else file.name, row))
     for file in sorted(folder.glob("*.json")):
         measured += _benchmark(file)
     runs.sort(key=lambda entry: [str(entry.file), *(_sortable(entry.get(c)) for c in ORDER)])
@@ -124,15 +146,14 @@ def _is_run(row: dict[str, Any]) -> bool:
 
 def _benchmark(file: Path) -> list[Entry]:
     """A table's rows; of one without rows, its facts as a single one."""
-    try:
+    with ledger.sound(f"{file} is not a table of results"):
         table = json_library.loads(file.read_text(encoding="utf-8"))
         facts = {name: value for name, value in table.items() if name != "rows"}
-    except (json_library.JSONDecodeError, AttributeError) as error:
-        raise UserError(f"{file} is not a table of results: {error}; mend or remove it") from None
-    place = [facts["hardware"]["name"]] if "hardware" in facts else []
-    place += [f"revision {str(facts['revision'])[:7]}"] if "revision" in facts else []
-    title = f"{file.name}: {', '.join([*([facts['what']] if 'what' in facts else []), *place])}"
-    return [_entry(file.stem, title, row) for row in table.get("rows", [facts])]
+        told = [str(facts["what"])] if "what" in facts else []
+        told += [str(facts["hardware"]["name"])] if "hardware" in facts else []
+        told += [f"revision {str(facts['revision'])[:7]}"] if "revision" in facts else []
+        title = f"{file.name}: {', '.join(told)}"
+        return [_entry(file.stem, title, row) for row in table.get("rows", [facts])]
 
 
 def _entry(file: str, title: str, row: dict[str, Any]) -> Entry:
@@ -140,7 +161,10 @@ def _entry(file: str, title: str, row: dict[str, Any]) -> Entry:
     if _is_run(row):
         revision = str(row["trained_at_revision"])
         values |= {"corpus": corpus(row), "revision": revision[:7] + ("+changes" if "+" in revision else "")}
-        values |= {name: values.get(place) for name, place in COLUMNS.items()}
+        values |= {name: values[place] for name, place in COLUMNS.items() if place in values}
+    for name in DIGITS:
+        if values.get(name) is not None and not _is_number(values[name]):
+            raise TypeError(f"its {name} is {values[name]!r}, not a number")
     return Entry(file, title, row, values)
 
 
@@ -159,23 +183,39 @@ def corpus(row: dict[str, Any]) -> str:
     return test if train == test else f"{train}→{test}"
 
 
-def chosen(entries: list[Entry], where: list[str]) -> list[Entry]:
-    """The entries of which every NAME=VALUE holds."""
+def _condition(word: str) -> tuple[str, str]:
+    """NAME=VALUE, in two."""
+    name, given, wanted = word.partition("=")
+    if not given:
+        verb = "did you mean `logpast results pages`? Or " if get_close_matches(word, ["pages"]) else ""
+        raise UserError(f"{word!r} is no condition; {verb}write NAME=VALUE, such as seed=0")
+    return name, wanted
+
+
+def chosen(entries: list[Entry], conditions: list[tuple[str, str]]) -> list[Entry]:
+    """The entries of which every condition, a name and the value wanted, holds."""
     fitting = entries
-    for condition in where:
-        name, given, wanted = condition.partition("=")
-        if not given:
-            raise UserError(f"{condition!r} is no condition; write NAME=VALUE, such as seed=0")
+    for name, wanted in conditions:
         check_name(entries, name)
-        fitting = [entry for entry in fitting if _holds(entry.get(name), wanted)]
-    if not fitting:
-        raise UserError(f"none of the {len(entries)} rows fits {' '.join(where) or 'as there are none'}")
+        before, fitting = fitting, [entry for entry in fitting if _holds(entry.get(name, _ABSENT), wanted)]
+        if not fitting:
+            asked = " ".join(map("=".join, conditions))
+            raise UserError(f"none of the {len(entries)} rows fits {asked}; {_values(before, name)}")
     return fitting
+
+
+def _values(entries: list[Entry], name: str) -> str:
+    """What a name may be asked for, in a few words."""
+    found = {_as_asked(value) for entry in entries if (value := entry.get(name, _ABSENT)) is not _ABSENT}
+    if not found:
+        return f"those that fit the rest have no {name}"
+    some = sorted(found, key=lambda text: (len(text), text))[:SOME]  # short ones first: numbers are in order then
+    return f"its {name} may be {', '.join(some)}{' and others' if len(found) > SOME else ''}"
 
 
 def check_name(entries: list[Entry], name: str) -> None:
     """A name that no row knows is a mistake."""
-    known = {n for entry in entries for n in entry.values}
+    known = {*COLUMNS, *(n for entry in entries for n in entry.values)}
     if name not in known and f"recipe.{name}" not in known and f"scores.{name}" not in known:
         near = get_close_matches(name, known, n=1)
         told = f"did you mean {near[0]}?" if near else f"known: file, {', '.join(COLUMNS)} and any place in a row"
@@ -183,12 +223,20 @@ def check_name(entries: list[Entry], name: str) -> None:
 
 
 def _holds(value: Any, wanted: str) -> bool:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    """Numbers are compared as such unless a * stands in what is wanted; null is itself alone, not anything."""
+    if value is _ABSENT or value is None:
+        return value is None and wanted == "null"
+    if _is_number(value) and "*" not in wanted:
         try:
-            return float(wanted) == value
+            return float(wanted.replace(",", "")) == value
         except ValueError:
             return False
-    return value is not None and fnmatchcase(str(value), wanted)
+    return fnmatchcase(_as_asked(value), wanted)
+
+
+def _as_asked(value: Any) -> str:
+    """As JSON writes it, texts without their quotes, 100.0 as 100."""
+    return value if isinstance(value, str) else json_library.dumps(value, ensure_ascii=False).removesuffix(".0")
 
 
 def tables(entries: list[Entry]) -> list[Table]:
@@ -216,14 +264,19 @@ def _text(name: str, value: Any) -> str:
         return ""
     if name in DIGITS:
         return f"{value:,.{DIGITS[name]}f}"
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if _is_number(value):
         return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
     text = str(value)
     return text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
 
 
-def _sortable(value: Any) -> tuple[bool, Any]:
-    return (value is not None, value if value is not None else 0)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _sortable(value: Any) -> tuple[int, Any]:
+    """What is missing, then numbers, then the rest."""
+    return (0, 0) if value is None else (1, value) if _is_number(value) else (2, str(value))
 
 
 @contextmanager
@@ -233,12 +286,12 @@ def _opened(target: str) -> Iterator[TextIO]:
         return
     with Path(target).open("w", encoding="utf-8", newline="") as stream:
         yield stream
-    print(f"wrote {target}")
+    print(f"wrote {target}", file=sys.stderr)  # standard output may be carrying rows
 
 
 def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str]) -> None:
     lines: dict[str, dict[float, list[float]]] = {}
-    for name in (x, y):
+    for name in (x, y, *by):
         check_name(entries, name)
     for entry in entries:
         across, up = entry.get(x), entry.get(y)
@@ -261,4 +314,4 @@ def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str]) -> Non
     axis.legend(frameon=False, fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(out, dpi=150)
-    print(f"wrote {out}")
+    print(f"wrote {out}", file=sys.stderr)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import NamedTuple
 
 from logpast.errors import UserError
 from logpast.files import make_way
 
 FORMS = (".md", ".csv", ".json")
+NOTE_WIDTH = 118  # characters of a line, in a terminal
 
 
 class Table(NamedTuple):
@@ -22,6 +25,7 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
     title: str = ""
     notes: Sequence[str] = ()
+    """each whole, in one line: who shows them breaks them"""
 
 
 def aligned(table: Table) -> str:
@@ -34,7 +38,8 @@ def aligned(table: Table) -> str:
         "  ".join(f"{cell:{form}}" for cell, form in zip(line, forms, strict=True))
         for line in (table.heads, *table.rows)
     ]
-    return "\n".join([*([table.title] if table.title else []), *(line.rstrip() for line in lines), *table.notes])
+    notes = [fill(note, NOTE_WIDTH, subsequent_indent="  ") for note in table.notes]
+    return "\n".join([*([table.title] if table.title else []), *(line.rstrip() for line in lines), *notes])
 
 
 def markdown(table: Table) -> str:
@@ -66,7 +71,8 @@ def write(table: Table, out: Path) -> None:
     elif out.suffix == ".csv":
         text = comma_separated(table)
     else:
-        text = "\n\n".join([f"**{table.title}**", markdown(table), *table.notes]) + "\n"
+        notes = [re.sub(r"[<*]", r"\\\g<0>", note) for note in table.notes]  # neither tags nor lists
+        text = "\n\n".join([f"**{table.title}**", markdown(table), *notes]) + "\n"
     out.write_text(text, encoding="utf-8")
     print(f"wrote {out}")
 

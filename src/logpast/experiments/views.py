@@ -16,7 +16,9 @@ from logpast.experiments.tables import Table, markdown
 
 def read_table(results: Path, file: str) -> dict[str, Any]:
     """A benchmark's table, as its file has it."""
-    found: dict[str, Any] = json.loads((results / f"{file}.json").read_text(encoding="utf-8"))
+    place = results / f"{file}.json"
+    with ledger.sound(f"{place} is not a table of results"):
+        found: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
     return found
 
 
@@ -30,7 +32,7 @@ def _scores(results: Path, file: str) -> dict[str, list[dict[str, Any]]]:
         found.setdefault(system, []).append(row["scores"])
         seeds.setdefault(system, []).append(row["seed"])
     if any(ours != list(range(len(ours))) for ours in seeds.values()) or len(set(map(len, seeds.values()))) != 1:
-        raise UserError(f"{file}.jsonl should hold seeds 0, 1, … once for each system, and has {seeds}")
+        raise UserError(f"{file}.jsonl should hold seeds 0, 1, … once for each system, and has {seeds}; mend it")
     return found
 
 
