@@ -1,6 +1,7 @@
 """Rivals side by side: equal weights and tokens, nothing done twice, a table and a plot."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from logpast.data import TokenStore
 from logpast.errors import UserError
 from logpast.experiments import comparison, ledger
 from logpast.experiments.comparison import compare
+from logpast.files import alone
 from logpast.models import SYSTEMS
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +93,18 @@ def test_equal_time_gives_the_faster_more_tokens(page: Path, tmp_path: Path) -> 
     slow, fast = compare(page, tmp_path / "out", budget="time", systems=["memory", "full"])
     assert slow["train_tokens"] == pytest.approx(1500, rel=0.1)
     assert fast["train_tokens"] == pytest.approx(3000, rel=0.1)
+
+
+def test_one_comparison_at_a_time(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: object) -> None:
+        raise AssertionError("trained beside another")
+
+    monkeypatch.setattr(comparison, "train", never)
+    out = tmp_path / "out"
+    out.mkdir()
+    with alone(out), pytest.raises(UserError, match=f"at work in {out} .process {os.getpid()} on"):
+        compare(page, out)
+    assert not (out / "recipe.json").exists()
 
 
 def test_mistakes_are_told(page: Path, tmp_path: Path) -> None:

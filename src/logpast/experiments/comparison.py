@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from logpast.data.windows import Lanes, Streams, Windows
 from logpast.errors import Diverged, UserError
 from logpast.experiments import ledger, tables
 from logpast.experiments.cell import run_cell, tokens_per_second
-from logpast.files import make_way, remove
+from logpast.files import alone, make_way, remove
 from logpast.models import LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build, config_from_dict
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
@@ -110,11 +111,18 @@ def compare(
     store = open_tokens(plan.train, plan.tokenizer)
     contestants = _contestants(plan, store)
     make_way(out / "rows.jsonl")
-    _same_plan(plan, out)
+    with alone(out):
+        _same_plan(plan, out)
+        return _compare(plan, contestants, out, budget, systems or list(plan.systems), seeds or plan.seeds)
+
+
+def _compare(
+    plan: Recipe, contestants: list[Contestant], out: Path, budget: Budget, systems: list[str], seeds: Sequence[int]
+) -> list[dict[str, Any]]:  # fmt: skip
     say = Console(emoji=False, highlight=False).print
-    for seed in seeds if seeds is not None else plan.seeds:  # so that one of each is there before a second of any
+    for seed in seeds:  # so that one of each is there before a second of any
         for each in contestants:
-            if (systems is None or each.name in systems) and not _row_of(out, each.name, seed, budget):
+            if each.name in systems and not _row_of(out, each.name, seed, budget):
                 rate, speed = _search(plan, each, out, say)
                 _run_cell(plan, each, out, budget, seed, rate, speed, say)
     rows = [row for row in _rows(out) if row["comparison"]["budget"] == budget]
