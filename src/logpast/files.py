@@ -36,6 +36,19 @@ def whole_or_absent(place: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def write_whole(file: Path, text: str) -> None:
+    """Write a file in one step, in place of any that is there."""
+    part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.unfinished")
+    try:
+        part.write_text(text, encoding="utf-8")
+        sync(part)
+        os.replace(part, file)
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror}; make room or choose another place") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """One process at a time works in a folder; the lock ends with the process, however that ends."""

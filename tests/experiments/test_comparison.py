@@ -3,7 +3,9 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -105,6 +107,71 @@ def test_one_comparison_at_a_time(page: Path, tmp_path: Path, monkeypatch: pytes
     with alone(out), pytest.raises(UserError, match=f"at work in {out} .process {os.getpid()} on"):
         compare(page, out)
     assert not (out / "recipe.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"streams": "x"}, "rivals.yaml: streams cannot be 'x'; known: 'corpus', 'document'"),
+        ({"precision": "16-true"}, "precision cannot be '16-true'; known: '32-true', 'bf16-mixed'"),
+        ({"tokens": -5}, "tokens must be above 0, got -5"),
+        ({"tokens": "many"}, "tokens cannot be 'many'"),
+        ({"tokens_per_step": 0}, "tokens_per_step must be above 0"),
+        ({"seconds": float("nan")}, "seconds must be above 0"),
+        ({"search_tokens": 0}, "search_tokens must be above 0"),
+        ({"validation_tokens": 0}, "validation_tokens must be at least 1"),
+        ({"batch_size_when_scoring": 0}, "batch_size_when_scoring must be above 0"),
+        ({"learning_rates": 0.001}, "learning_rates cannot be '0.001'"),
+        ({"learning_rates": []}, "learning_rates is empty"),
+        ({"learning_rates": [0.0]}, "each of learning_rates must be above 0"),
+        ({"seeds": 0}, "seeds cannot be '0'"),
+        ({"seeds": ["a"]}, "seeds cannot be 'a'"),
+        ({"seeds": [-1]}, "each of seeds must be from 0"),
+        ({"systems": {}}, "systems is empty"),
+        ({"systems": {"a": None}}, "systems cannot be 'None'"),
+        ({"systems": {5: {}}}, "the system 5 should have a name; put it in quotes"),
+        ({"systems": {"a": {"slotz": 9}}}, "system a: unknown key 'slotz'; did you mean slots?"),
+        ({"systems": {"a": {"slots": "x"}}}, "system a: slots cannot be 'x'"),
+        ({"systems": {"a": {"slots": 9, "heads": 5}}}, "system a: model.width .* must be a multiple"),
+        ({"systems": {"a": {"system": 5}}}, "unknown model '5'"),
+        ({"model": 3}, "model cannot be '3'"),
+        ({"test": None}, "lacks test"),
+        ({"test": "nope"}, "nope"),
+        ({"validation": "nope"}, "nope"),
+    ],
+)
+def test_a_wrong_recipe_costs_no_training(page: Path, tmp_path: Path, values: dict[str, object], told: str) -> None:
+    with pytest.raises(UserError, match=told) as caught:
+        compare(changed(page, **values), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [({"seeds": []}, "seeds is empty"), ({"seeds": [-1]}, "from 0 to"), ({"systems": []}, "--systems is empty")],
+)
+def test_nothing_to_do_is_told(page: Path, tmp_path: Path, words: dict[str, list[Any]], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        compare(page, tmp_path / "out", **words)  # type: ignore[arg-type]
+
+
+def test_a_key_left_empty_has_its_default(page: Path) -> None:
+    assert comparison._read(changed(page, tokens=None)).tokens == 1_000_000
+
+
+def test_a_plan_is_the_same_however_numbers_are_written(page: Path, tmp_path: Path) -> None:
+    plan = comparison._read(changed(page, seconds=20))
+    comparison._same_plan(plan, tmp_path)
+    kept = tmp_path / "recipe.json"
+    kept.write_text(kept.read_text().replace("20.0", "20"))
+    comparison._same_plan(plan, tmp_path)
+    turned = replace(plan, systems=dict(reversed(plan.systems.items())))
+    with pytest.raises(UserError, match="another recipe"):  # the first sets the number of weights
+        comparison._same_plan(turned, tmp_path)
+    kept.write_text("{")
+    with pytest.raises(UserError, match="another recipe"):
+        comparison._same_plan(plan, tmp_path)
 
 
 def test_mistakes_are_told(page: Path, tmp_path: Path) -> None:

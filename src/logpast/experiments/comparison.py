@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import gc
 import json
+import math
+import re
 import statistics
-from collections.abc import Sequence
+from argparse import ArgumentError
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from rich.console import Console
@@ -24,15 +26,16 @@ from rich.table import Table
 
 from logpast.data import TokenStore, open_tokens
 from logpast.data.windows import Lanes, Streams, Windows
-from logpast.errors import Diverged, UserError
+from logpast.errors import Diverged, UserError, nearest, one_line
 from logpast.experiments import ledger, tables
 from logpast.experiments.cell import run_cell, tokens_per_second
-from logpast.files import alone, make_way, remove
-from logpast.models import LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build, config_from_dict
+from logpast.files import alone, make_way, remove, write_whole
+from logpast.models import SYSTEMS, LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
-from logpast.training.loop import train
-from logpast.training.recipes import read_yaml
+from logpast.training.loop import open_data, train
+from logpast.training.recipes import known_system, read_yaml
 
+T = TypeVar("T")
 Budget = Literal["tokens", "time"]
 TOLERANCE = 0.02  # how far numbers of weights may be apart
 
@@ -63,6 +66,23 @@ class Recipe:
     seeds: tuple[int, ...] = (0,)
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     batch_size_when_scoring: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("systems", "learning_rates", "seeds"):
+            if not getattr(self, name):
+                raise UserError(f"{name} is empty; give at least one")
+        for name in ("tokens", "seconds", "tokens_per_step", "search_tokens", "batch_size_when_scoring"):
+            _above_0(name, getattr(self, name))
+        for rate in self.learning_rates:
+            _above_0("each of learning_rates", rate)
+        for seed in self.seeds:
+            if not 0 <= seed < 2**32:
+                raise UserError(f"each of seeds must be from 0 to 2^32 − 1, got {seed}")
+
+
+def _above_0(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise UserError(f"{name} must be above 0, got {value}")
 
 
 @dataclass(frozen=True)
@@ -105,22 +125,28 @@ def compare(
         The rows, one for each system and seed.
     """
     plan = _read(recipe)
+    if seeds is not None:
+        plan = replace(plan, seeds=tuple(seeds))
     out = out or Path("runs") / recipe.stem
+    if systems == []:
+        raise UserError(f"--systems is empty; leave it out for all, or name some of {', '.join(plan.systems)}")
     if unknown := set(systems or ()) - set(plan.systems):
         raise UserError(f"unknown systems {', '.join(sorted(unknown))}; {recipe} has {', '.join(plan.systems)}")
-    store = open_tokens(plan.train, plan.tokenizer)
+    store, _ = open_data(_data(plan))
+    assert store.path is not None
+    open_tokens(plan.test, store.path)  # now, for a mistake in its name should not cost a training
     contestants = _contestants(plan, store)
     make_way(out / "rows.jsonl")
     with alone(out):
         _same_plan(plan, out)
-        return _compare(plan, contestants, out, budget, systems or list(plan.systems), seeds or plan.seeds)
+        return _compare(plan, contestants, out, budget, systems or list(plan.systems))
 
 
 def _compare(
-    plan: Recipe, contestants: list[Contestant], out: Path, budget: Budget, systems: list[str], seeds: Sequence[int]
+    plan: Recipe, contestants: list[Contestant], out: Path, budget: Budget, systems: list[str]
 ) -> list[dict[str, Any]]:  # fmt: skip
     say = Console(emoji=False, highlight=False).print
-    for seed in seeds:  # so that one of each is there before a second of any
+    for seed in plan.seeds:  # so that one of each is there before a second of any
         for each in contestants:
             if each.name in systems and not _row_of(out, each.name, seed, budget):
                 rate, speed = _search(plan, each, out, say)
@@ -136,36 +162,60 @@ def _compare(
 
 def _read(path: Path) -> Recipe:
     values = read_yaml(path)
-    known = {f.name for f in fields(Recipe)}
-    if not isinstance(values, dict) or not isinstance(values.get("systems"), dict) or not values["systems"]:
+    if not isinstance(values, dict) or not isinstance(values.get("systems"), dict):
         raise UserError(f"{path} is not a comparison: it needs train, validation, test and systems")
-    if unknown := set(values) - known:
-        raise UserError(f"{path}: unknown key {sorted(unknown)[0]!r}; known: {', '.join(sorted(known))}")
-    if missing := {"train", "validation", "test"} - set(values):
-        raise UserError(f"{path} lacks {', '.join(sorted(missing))}")
-    for name in ("learning_rates", "seeds"):
-        if name in values:
-            values[name] = tuple(values[name])
-    return Recipe(**values)
+    if missing := [name for name in ("train", "validation", "test") if values.get(name) is None]:
+        raise UserError(f"{path} lacks {', '.join(missing)}")
+    for name in values["systems"]:
+        if not isinstance(name, str):
+            raise UserError(f"{path}: the system {name} should have a name; put it in quotes")
+    return _checked(Recipe, values, str(path))
+
+
+def _checked(kind: type[T], values: dict[str, Any], place: str) -> T:
+    """What the values stand for, each known and of the type that it should have; an empty one is as if left out."""
+    import jsonargparse
+
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind, fail_untyped=True)
+    known = [action.dest for action in parser._actions if action.dest != "help"]
+    for name in values:
+        if name not in known:
+            raise UserError(f"{place}: unknown key {name!r}; {nearest(str(name), known)}")
+    try:
+        given = {name: value for name, value in values.items() if value is not None}
+        return kind(**parser.parse_object(given).as_dict())
+    except ArgumentError as error:
+        choices = re.search(r"Literal\[(.*?)\]", str(error))
+        raise UserError(f"{place}: {one_line(error)}" + (f"; known: {choices[1]}" if choices else "")) from None
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
 
 
 def _same_plan(plan: Recipe, out: Path) -> None:
     """Rows of one folder are of one recipe, or the table would compare what was not made alike."""
     kept = out / "recipe.json"
     told = json.dumps({f.name: getattr(plan, f.name) for f in fields(plan) if f.name != "seeds"}, indent=2) + "\n"
-    if kept.exists() and kept.read_text(encoding="utf-8") != told:
+    if kept.exists() and _in_order(kept.read_bytes()) != _in_order(told.encode()):
         raise UserError(f"{out} holds a comparison by another recipe; give another --out")
-    kept.write_text(told, encoding="utf-8")
+    write_whole(kept, told)
+
+
+def _in_order(text: bytes) -> Any:
+    """JSON to be compared: 20 is 20.0, but the order of systems counts."""
+    try:
+        return json.loads(text, object_pairs_hook=list)
+    except ValueError:
+        return None
 
 
 def _contestants(plan: Recipe, store: TokenStore) -> list[Contestant]:
     """All systems with numbers of weights within 2 % of the first."""
     found: list[Contestant] = []
     for name, own in plan.systems.items():
-        try:
-            config = config_from_dict({**plan.model, **own})
-        except TypeError as error:
-            raise UserError(f"system {name}: {error}") from None
+        settings = {"system": "log_memory"} | plan.model | own
+        kind = SYSTEMS[known_system(str(settings.pop("system")))].Config
+        config = _checked(kind, settings, f"system {name}")
         with torch.device("meta"):
             model = build(config, store.tokenizer.size)
             if found and config.mlp is None:
@@ -212,12 +262,15 @@ def _state_bytes(model: LanguageModel) -> int:
     return pair * model.attention_length + 4 * model.history
 
 
+def _data(plan: Recipe) -> DataConfig:
+    tokens = plan.validation_tokens
+    return DataConfig(plan.train, plan.validation, plan.tokenizer, plan.streams, validation_tokens=tokens)
+
+
 def _train_config(plan: Recipe, each: Contestant, run: Path, steps: int, rate: float, seed: int) -> TrainConfig:
     return TrainConfig(
         run=run,
-        data=DataConfig(
-            plan.train, plan.validation, plan.tokenizer, plan.streams, validation_tokens=plan.validation_tokens
-        ),
+        data=_data(plan),
         model=each.model,
         optimizer=OptimizerConfig(rate, rate / 10, warmup_steps=max(1, steps // 20)),
         steps=steps,
