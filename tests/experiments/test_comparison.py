@@ -1,5 +1,6 @@
 """Rivals side by side: equal weights and tokens, nothing done twice, a table and a plot."""
 
+import errno
 import json
 import os
 import re
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
+from logpast import files
 from logpast.data import TokenStore
 from logpast.errors import UserError
 from logpast.experiments import comparison, ledger
 from logpast.experiments.comparison import compare
-from logpast.files import alone
+from logpast.files import alone, write_whole
 from logpast.models import SYSTEMS
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +79,36 @@ def test_the_search_takes_the_better_rate(page: Path, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out" / "search" / "memory.json").read_text())
     assert found["learning_rate"] == 3e-3
     assert found["tried"]["0.003"] < found["tried"]["1e-09"]
+
+
+@pytest.mark.parametrize("damaged", ["", "{}", "[]", '{"learning_rate": null, "tokens_per_second": 1}'])
+def test_a_damaged_search_is_done_again(page: Path, tmp_path: Path, damaged: str) -> None:
+    place = tmp_path / "out" / "search" / "memory.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(damaged)
+    compare(changed(page, learning_rates=[1e-3]), tmp_path / "out", systems=["memory"])
+    assert json.loads(place.read_text())["learning_rate"] == 1e-3
+
+
+@pytest.mark.parametrize("row", ["{}", "[]", "3", '{"comparison": {}, "seed": 0, "scores": {}}'])
+def test_rows_of_something_else_are_told(page: Path, tmp_path: Path, row: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(row + "\n")
+    with pytest.raises(UserError, match=r"rows that are no comparison's|is not a row"):
+        compare(page, tmp_path)
+    assert not (tmp_path / "search").exists()
+
+
+def test_a_file_is_written_whole_or_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "search.json"
+    write_whole(place, "old")
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "sync", full)
+    with pytest.raises(UserError, match="No space left on device; make room"):
+        write_whole(place, "new")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
 def test_a_rate_that_diverges_is_passed_over(page: Path, tmp_path: Path) -> None:

@@ -289,27 +289,35 @@ def _train_config(plan: Recipe, each: Contestant, run: Path, steps: int, rate: f
 def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float, float]:
     """The learning rate with the best validation loss after a short training, and tokens trained on in a second."""
     place = out / "search" / f"{each.name}.json"
-    if not place.exists():
-        tried, speeds = dict[float, float](), list[float]()
-        steps = max(4, round(plan.search_tokens / each.tokens_per_step))
-        for rate in plan.learning_rates:
-            say(f"{each.name}: learning rate {rate:g}")
-            run = out / "search" / f"{each.name}-{rate:g}"
-            try:
-                state = train(_train_config(plan, each, run, steps, rate, seed=0))
-                tried[rate] = state["best"]["nats_per_token"]
-                speeds.append(tokens_per_second(run))
-            except Diverged as error:
-                say(f"{each.name}: {error}")
-            remove(run)
-        if not tried:
-            raise UserError(f"{each.name} diverged with each of learning_rates; add smaller ones")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        best = min(tried, key=lambda rate: tried[rate])
-        found = {"learning_rate": best, "tokens_per_second": statistics.median(speeds), "tried": tried}
-        place.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    found = json.loads(place.read_text(encoding="utf-8"))
-    return found["learning_rate"], found["tokens_per_second"]
+    if known := _searched(place):
+        return known
+    tried, speeds = dict[float, float](), list[float]()
+    steps = max(4, round(plan.search_tokens / each.tokens_per_step))
+    for rate in plan.learning_rates:
+        say(f"{each.name}: learning rate {rate:g}")
+        run = out / "search" / f"{each.name}-{rate:g}"
+        try:
+            state = train(_train_config(plan, each, run, steps, rate, seed=0))
+            tried[rate] = state["best"]["nats_per_token"]
+            speeds.append(tokens_per_second(run))
+        except Diverged as error:
+            say(f"{each.name}: {error}")
+        remove(run)
+    if not tried:
+        raise UserError(f"{each.name} diverged with each of learning_rates; add smaller ones")
+    best, speed = min(tried, key=lambda rate: tried[rate]), statistics.median(speeds)
+    found = {"learning_rate": best, "tokens_per_second": speed, "tried": tried}
+    write_whole(place, json.dumps(found, indent=2) + "\n")
+    return best, speed
+
+
+def _searched(place: Path) -> tuple[float, float] | None:
+    """What an earlier search found; None if there was none, or its file is damaged."""
+    try:
+        found = json.loads(place.read_text(encoding="utf-8"))
+        return float(found["learning_rate"]), float(found["tokens_per_second"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _run_cell(
@@ -339,7 +347,13 @@ def _run_cell(
 
 def _rows(out: Path) -> list[dict[str, Any]]:
     place = out / "rows.jsonl"
-    return ledger.read(place) if place.exists() else []
+    rows = ledger.read(place) if place.exists() else []
+    try:
+        for row in rows:
+            row["comparison"]["system"], row["comparison"]["budget"], row["seed"], row["scores"]["ppl_token"]
+    except (KeyError, TypeError):
+        raise UserError(f"{place} has rows that are no comparison's; remove them, or give another --out") from None
+    return rows
 
 
 def _row_of(out: Path, name: str, seed: int, budget: Budget) -> dict[str, Any] | None:
