@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from logpast import files
 from logpast.data import TokenStore
@@ -166,6 +167,7 @@ def test_one_comparison_at_a_time(page: Path, tmp_path: Path, monkeypatch: pytes
         ({"systems": {"a": {"slots": "x"}}}, "system a: slots cannot be 'x'"),
         ({"systems": {"a": {"slots": 9, "heads": 5}}}, "system a: model.width .* must be a multiple"),
         ({"systems": {"a": {"system": 5}}}, "unknown model '5'"),
+        ({"systems": {"a/b": {}, "a_b": {}}}, "files of a/b and a_b would have the same names; rename one"),
         ({"model": 3}, "model cannot be '3'"),
         ({"test": None}, "lacks test"),
         ({"test": "nope"}, "nope"),
@@ -186,6 +188,29 @@ def test_a_wrong_recipe_costs_no_training(page: Path, tmp_path: Path, values: di
 def test_nothing_to_do_is_told(page: Path, tmp_path: Path, words: dict[str, list[Any]], told: str) -> None:
     with pytest.raises(UserError, match=told):
         compare(page, tmp_path / "out", **words)  # type: ignore[arg-type]
+
+
+def test_no_name_leads_out_of_the_folder(page: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    systems = {"../Tü/XL + a": {"system": "log_memory", "slots": 9}}
+    (row,) = compare(changed(page, systems=systems, learning_rates=[1e-3]), out)
+    assert row["comparison"]["system"] == "../Tü/XL + a"
+    assert row["run"] == ".._Tü_XL + a-tokens-0"
+    assert [path.name for path in (out / "runs").iterdir()] == [row["run"]]
+    assert [path.name for path in (out / "search").iterdir()] == [".._Tü_XL + a.json"]
+
+
+def test_ticks_that_lie_close_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *arguments, **words: drawn.append(figure))
+    common = {"scores": {"ppl_token": 20.0}, "train_tokens": 9, "parameters": 9}
+    texts = {"train_data": {"name": "a"}, "test_data": {"name": "b"}}
+    rows = [common | texts | {"comparison": {"system": str(kib), "state_bytes": kib * 1024}} for kib in (5.1, 5.6, 6.2)]
+    comparison._draw(rows, tmp_path / "plot.png")
+    drawn[0].draw_without_rendering()
+    ticks = [label.get_text() for label in drawn[0].axes[1].get_xticklabels()]
+    assert len(ticks) > 2
+    assert len(set(ticks)) == len(ticks)
 
 
 def test_a_key_left_empty_has_its_default(page: Path) -> None:

@@ -98,6 +98,15 @@ class Contestant:
     tokens_per_step: float
     """in the mean: a document's last window has fewer tokens than places"""
 
+    @property
+    def file_name(self) -> str:
+        return _file_name(self.name)
+
+
+def _file_name(system: str) -> str:
+    """A system's name as names of files and folders begin with it; a slash would lead elsewhere."""
+    return re.sub(r"[^\w.+ -]+", "_", system)
+
 
 def compare(
     recipe: Path,
@@ -166,9 +175,12 @@ def _read(path: Path) -> Recipe:
         raise UserError(f"{path} is not a comparison: it needs train, validation, test and systems")
     if missing := [name for name in ("train", "validation", "test") if values.get(name) is None]:
         raise UserError(f"{path} lacks {', '.join(missing)}")
+    places = dict[str, str]()
     for name in values["systems"]:
         if not isinstance(name, str):
             raise UserError(f"{path}: the system {name} should have a name; put it in quotes")
+        if (other := places.setdefault(_file_name(name), name)) != name:
+            raise UserError(f"{path}: files of {other} and {name} would have the same names; rename one")
     return _checked(Recipe, values, str(path))
 
 
@@ -288,14 +300,14 @@ def _train_config(plan: Recipe, each: Contestant, run: Path, steps: int, rate: f
 
 def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float, float]:
     """The learning rate with the best validation loss after a short training, and tokens trained on in a second."""
-    place = out / "search" / f"{each.name}.json"
+    place = out / "search" / f"{each.file_name}.json"
     if known := _searched(place):
         return known
     tried, speeds = dict[float, float](), list[float]()
     steps = max(4, round(plan.search_tokens / each.tokens_per_step))
     for rate in plan.learning_rates:
         say(f"{each.name}: learning rate {rate:g}")
-        run = out / "search" / f"{each.name}-{rate:g}"
+        run = out / "search" / f"{each.file_name}-{rate:g}"
         try:
             state = train(_train_config(plan, each, run, steps, rate, seed=0))
             tried[rate] = state["best"]["nats_per_token"]
@@ -325,7 +337,7 @@ def _run_cell(
 ) -> None:  # fmt: skip
     tokens = plan.tokens if budget == "tokens" else speed * plan.seconds
     steps = max(4, round(tokens / each.tokens_per_step))
-    run = out / "runs" / f"{each.name}-{budget}-{seed}"
+    run = out / "runs" / f"{each.file_name}-{budget}-{seed}"
     say(f"{each.name}, seed {seed}: {steps:,} steps, learning rate {rate:g}")
     config = _train_config(plan, each, run, steps, rate, seed)
     # the state of each stream follows from its beginning, so documents are scored side by side
@@ -432,7 +444,7 @@ def _draw(rows: list[dict[str, Any]], out: Path) -> None:
     bars.set(xlabel="perplexity per token (a point a seed; grey: 95 % over documents)")
     states.set(xlabel="state of a stream at inference, KiB", ylabel="perplexity per token", xscale="log")
     states.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    states.xaxis.set_major_formatter("{x:,.0f}")
+    states.xaxis.set_major_formatter("{x:,g}")
     states.xaxis.set_minor_formatter(NullFormatter())
     for axis in (bars, states):
         axis.spines[["top", "right"]].set_visible(False)
