@@ -190,6 +190,14 @@ def test_nothing_to_do_is_told(page: Path, tmp_path: Path, words: dict[str, list
         compare(page, tmp_path / "out", **words)  # type: ignore[arg-type]
 
 
+def test_what_it_says(page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    systems = {"memory [b]": {"system": "log_memory", "slots": 9}}
+    compare(changed(page, systems=systems), tmp_path / "out")
+    said = capsys.readouterr().out
+    assert len(re.findall(r"memory \[b\]: validation ppl [\d.]+\n", said)) == 2
+    assert said.count("next: ") == 1  # of the run that is kept
+
+
 def test_no_name_leads_out_of_the_folder(page: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     systems = {"../Tü/XL + a": {"system": "log_memory", "slots": 9}}

@@ -11,11 +11,13 @@ goes on where it stopped.
 from __future__ import annotations
 
 import gc
+import io
 import json
 import math
 import re
 import statistics
 from argparse import ArgumentError
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -154,7 +156,7 @@ def compare(
 def _compare(
     plan: Recipe, contestants: list[Contestant], out: Path, budget: Budget, systems: list[str]
 ) -> list[dict[str, Any]]:  # fmt: skip
-    say = Console(emoji=False, highlight=False).print
+    say = Console(emoji=False, highlight=False, markup=False).print
     for seed in plan.seeds:  # so that one of each is there before a second of any
         for each in contestants:
             if each.name in systems and not _row_of(out, each.name, seed, budget):
@@ -309,18 +311,20 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
         say(f"{each.name}: learning rate {rate:g}")
         run = out / "search" / f"{each.file_name}-{rate:g}"
         try:
-            state = train(_train_config(plan, each, run, steps, rate, seed=0))
-            tried[rate] = state["best"]["nats_per_token"]
+            with redirect_stdout(io.StringIO()):  # it would name commands for a run that is not kept
+                best = train(_train_config(plan, each, run, steps, rate, seed=0))["best"]
+            say(f"{each.name}: validation ppl {best['ppl_token']:.3f}")
+            tried[rate] = best["nats_per_token"]
             speeds.append(tokens_per_second(run))
         except Diverged as error:
             say(f"{each.name}: {error}")
         remove(run)
     if not tried:
         raise UserError(f"{each.name} diverged with each of learning_rates; add smaller ones")
-    best, speed = min(tried, key=lambda rate: tried[rate]), statistics.median(speeds)
-    found = {"learning_rate": best, "tokens_per_second": speed, "tried": tried}
+    rate, speed = min(tried, key=lambda rate: tried[rate]), statistics.median(speeds)
+    found = {"learning_rate": rate, "tokens_per_second": speed, "tried": tried}
     write_whole(place, json.dumps(found, indent=2) + "\n")
-    return best, speed
+    return rate, speed
 
 
 def _searched(place: Path) -> tuple[float, float] | None:
