@@ -13,7 +13,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from logpast import files
-from logpast.data import TokenStore
+from logpast.data import TokenStore, open_tokens
 from logpast.errors import UserError
 from logpast.experiments import comparison, ledger
 from logpast.experiments.comparison import compare
@@ -152,7 +152,7 @@ def test_one_comparison_at_a_time(page: Path, tmp_path: Path, monkeypatch: pytes
         ({"tokens_per_step": 0}, "tokens_per_step must be above 0"),
         ({"seconds": float("nan")}, "seconds must be above 0"),
         ({"search_tokens": 0}, "search_tokens must be above 0"),
-        ({"validation_tokens": 0}, "validation_tokens must be at least 1"),
+        ({"validation_tokens": 0}, "validation_tokens must be above 0"),
         ({"batch_size_when_scoring": 0}, "batch_size_when_scoring must be above 0"),
         ({"learning_rates": 0.001}, "learning_rates cannot be '0.001'"),
         ({"learning_rates": []}, "learning_rates is empty"),
@@ -223,6 +223,12 @@ def test_ticks_that_lie_close_differ(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_key_left_empty_has_its_default(page: Path) -> None:
     assert comparison._read(changed(page, tokens=None)).tokens == 1_000_000
+
+
+def test_a_store_of_another_tokenizer_is_told(page: Path, books: Path, tmp_path: Path) -> None:
+    store = open_tokens(books, "bpe-280")
+    with pytest.raises(UserError, match="was made with the tokenizer bpe-280"):
+        compare(changed(page, train=str(store.path)), tmp_path / "out")
 
 
 def test_a_plan_is_the_same_however_numbers_are_written(page: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from logpast.experiments.cell import run_cell, tokens_per_second
 from logpast.files import alone, make_way, remove, write_whole
 from logpast.models import SYSTEMS, LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
-from logpast.training.loop import open_data, train
+from logpast.training.loop import train
 from logpast.training.recipes import known_system, read_yaml
 
 T = TypeVar("T")
@@ -75,6 +75,8 @@ class Recipe:
                 raise UserError(f"{name} is empty; give at least one")
         for name in ("tokens", "seconds", "tokens_per_step", "search_tokens", "batch_size_when_scoring"):
             _above_0(name, getattr(self, name))
+        if self.validation_tokens is not None:
+            _above_0("validation_tokens", self.validation_tokens)
         for rate in self.learning_rates:
             _above_0("each of learning_rates", rate)
         for seed in self.seeds:
@@ -143,9 +145,9 @@ def compare(
         raise UserError(f"--systems is empty; leave it out for all, or name some of {', '.join(plan.systems)}")
     if unknown := set(systems or ()) - set(plan.systems):
         raise UserError(f"unknown systems {', '.join(sorted(unknown))}; {recipe} has {', '.join(plan.systems)}")
-    store, _ = open_data(_data(plan))
-    assert store.path is not None
-    open_tokens(plan.test, store.path)  # now, for a mistake in its name should not cost a training
+    store = open_tokens(plan.train, plan.tokenizer)
+    for text in (plan.validation, plan.test):  # now, for a mistake in a name should not cost a training
+        open_tokens(text, store.path)
     contestants = _contestants(plan, store)
     make_way(out / "rows.jsonl")
     with alone(out):
@@ -276,15 +278,12 @@ def _state_bytes(model: LanguageModel) -> int:
     return pair * model.attention_length + 4 * model.history
 
 
-def _data(plan: Recipe) -> DataConfig:
-    tokens = plan.validation_tokens
-    return DataConfig(plan.train, plan.validation, plan.tokenizer, plan.streams, validation_tokens=tokens)
-
-
 def _train_config(plan: Recipe, each: Contestant, run: Path, steps: int, rate: float, seed: int) -> TrainConfig:
     return TrainConfig(
         run=run,
-        data=_data(plan),
+        data=DataConfig(
+            plan.train, plan.validation, plan.tokenizer, plan.streams, validation_tokens=plan.validation_tokens
+        ),
         model=each.model,
         optimizer=OptimizerConfig(rate, rate / 10, warmup_steps=max(1, steps // 20)),
         steps=steps,
