@@ -1,10 +1,12 @@
-"""Folders that are whole or not there: what a kill, a full disk or Ctrl-C must never leave is half of one."""
+"""Files and folders that are whole or not there: a kill, a full disk or Ctrl-C must never leave half of one."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +34,36 @@ def whole_or_absent(place: Path) -> Iterator[Path]:
         raise UserError(f"cannot write {place}: {error.strerror}; make room or choose another place") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file in one step, in place of any that is there."""
+    part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.unfinished")
+    try:
+        part.write_text(text, encoding="utf-8")
+        sync(part)
+        os.replace(part, file)
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror}; make room or choose another place") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One process at a time works in a folder; the lock ends with the process, however that ends."""
+    with (folder / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(
+                f"another command is at work in {folder} ({file.read().strip()}); wait for it, or give another --out"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
 
 
 def make_way(file: Path) -> None:

@@ -1,16 +1,23 @@
 """Rivals side by side: equal weights and tokens, nothing done twice, a table and a plot."""
 
+import errno
 import json
+import os
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
-from logpast.data import TokenStore
+from logpast import files
+from logpast.data import TokenStore, open_tokens
 from logpast.errors import UserError
 from logpast.experiments import comparison, ledger
 from logpast.experiments.comparison import compare
+from logpast.files import alone, write_whole
 from logpast.models import SYSTEMS
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +82,36 @@ def test_the_search_takes_the_better_rate(page: Path, tmp_path: Path) -> None:
     assert found["tried"]["0.003"] < found["tried"]["1e-09"]
 
 
+@pytest.mark.parametrize("damaged", ["", "{}", "[]", '{"learning_rate": null, "tokens_per_second": 1}'])
+def test_a_damaged_search_is_done_again(page: Path, tmp_path: Path, damaged: str) -> None:
+    place = tmp_path / "out" / "search" / "memory.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(damaged)
+    compare(changed(page, learning_rates=[1e-3]), tmp_path / "out", systems=["memory"])
+    assert json.loads(place.read_text())["learning_rate"] == 1e-3
+
+
+@pytest.mark.parametrize("row", ["{}", "[]", "3", '{"comparison": {}, "seed": 0, "scores": {}}'])
+def test_rows_of_something_else_are_told(page: Path, tmp_path: Path, row: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(row + "\n")
+    with pytest.raises(UserError, match=r"rows that are no comparison's|is not a row"):
+        compare(page, tmp_path)
+    assert not (tmp_path / "search").exists()
+
+
+def test_a_file_is_written_whole_or_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "search.json"
+    write_whole(place, "old")
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "sync", full)
+    with pytest.raises(UserError, match="No space left on device; make room"):
+        write_whole(place, "new")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
 def test_a_rate_that_diverges_is_passed_over(page: Path, tmp_path: Path) -> None:
     compare(changed(page, learning_rates=[1e30, 3e-3]), tmp_path / "out", systems=["memory"])
     found = json.loads((tmp_path / "out" / "search" / "memory.json").read_text())
@@ -91,6 +128,121 @@ def test_equal_time_gives_the_faster_more_tokens(page: Path, tmp_path: Path) -> 
     slow, fast = compare(page, tmp_path / "out", budget="time", systems=["memory", "full"])
     assert slow["train_tokens"] == pytest.approx(1500, rel=0.1)
     assert fast["train_tokens"] == pytest.approx(3000, rel=0.1)
+
+
+def test_one_comparison_at_a_time(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: object) -> None:
+        raise AssertionError("trained beside another")
+
+    monkeypatch.setattr(comparison, "train", never)
+    out = tmp_path / "out"
+    out.mkdir()
+    with alone(out), pytest.raises(UserError, match=f"at work in {out} .process {os.getpid()} on"):
+        compare(page, out)
+    assert not (out / "recipe.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"streams": "x"}, "rivals.yaml: streams cannot be 'x'; known: 'corpus', 'document'"),
+        ({"precision": "16-true"}, "precision cannot be '16-true'; known: '32-true', 'bf16-mixed'"),
+        ({"tokens": -5}, "tokens must be above 0, got -5"),
+        ({"tokens": "many"}, "tokens cannot be 'many'"),
+        ({"tokens_per_step": 0}, "tokens_per_step must be above 0"),
+        ({"seconds": float("nan")}, "seconds must be above 0"),
+        ({"search_tokens": 0}, "search_tokens must be above 0"),
+        ({"validation_tokens": 0}, "validation_tokens must be above 0"),
+        ({"batch_size_when_scoring": 0}, "batch_size_when_scoring must be above 0"),
+        ({"learning_rates": 0.001}, "learning_rates cannot be '0.001'"),
+        ({"learning_rates": []}, "learning_rates is empty"),
+        ({"learning_rates": [0.0]}, "each of learning_rates must be above 0"),
+        ({"seeds": 0}, "seeds cannot be '0'"),
+        ({"seeds": ["a"]}, "seeds cannot be 'a'"),
+        ({"seeds": [-1]}, "each of seeds must be from 0"),
+        ({"systems": {}}, "systems is empty"),
+        ({"systems": {"a": None}}, "systems cannot be 'None'"),
+        ({"systems": {5: {}}}, "the system 5 should have a name; put it in quotes"),
+        ({"systems": {"a": {"slotz": 9}}}, "system a: unknown key 'slotz'; did you mean slots?"),
+        ({"systems": {"a": {"slots": "x"}}}, "system a: slots cannot be 'x'"),
+        ({"systems": {"a": {"slots": 9, "heads": 5}}}, "system a: model.width .* must be a multiple"),
+        ({"systems": {"a": {"system": 5}}}, "unknown model '5'"),
+        ({"systems": {"a/b": {}, "a_b": {}}}, "files of a/b and a_b would have the same names; rename one"),
+        ({"model": 3}, "model cannot be '3'"),
+        ({"test": None}, "lacks test"),
+        ({"test": "nope"}, "nope"),
+        ({"validation": "nope"}, "nope"),
+    ],
+)
+def test_a_wrong_recipe_costs_no_training(page: Path, tmp_path: Path, values: dict[str, object], told: str) -> None:
+    with pytest.raises(UserError, match=told) as caught:
+        compare(changed(page, **values), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [({"seeds": []}, "seeds is empty"), ({"seeds": [-1]}, "from 0 to"), ({"systems": []}, "--systems is empty")],
+)
+def test_nothing_to_do_is_told(page: Path, tmp_path: Path, words: dict[str, list[Any]], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        compare(page, tmp_path / "out", **words)  # type: ignore[arg-type]
+
+
+def test_what_it_says(page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    systems = {"memory [b]": {"system": "log_memory", "slots": 9}}
+    compare(changed(page, systems=systems), tmp_path / "out")
+    said = capsys.readouterr().out
+    assert len(re.findall(r"memory \[b\]: validation ppl [\d.]+\n", said)) == 2
+    assert said.count("next: ") == 1  # of the run that is kept
+
+
+def test_no_name_leads_out_of_the_folder(page: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    systems = {"../Tü/XL + a": {"system": "log_memory", "slots": 9}}
+    (row,) = compare(changed(page, systems=systems, learning_rates=[1e-3]), out)
+    assert row["comparison"]["system"] == "../Tü/XL + a"
+    assert row["run"] == ".._Tü_XL + a-tokens-0"
+    assert [path.name for path in (out / "runs").iterdir()] == [row["run"]]
+    assert [path.name for path in (out / "search").iterdir()] == [".._Tü_XL + a.json"]
+
+
+def test_ticks_that_lie_close_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *arguments, **words: drawn.append(figure))
+    common = {"scores": {"ppl_token": 20.0}, "train_tokens": 9, "parameters": 9}
+    texts = {"train_data": {"name": "a"}, "test_data": {"name": "b"}}
+    rows = [common | texts | {"comparison": {"system": str(kib), "state_bytes": kib * 1024}} for kib in (5.1, 5.6, 6.2)]
+    comparison._draw(rows, tmp_path / "plot.png")
+    drawn[0].draw_without_rendering()
+    ticks = [label.get_text() for label in drawn[0].axes[1].get_xticklabels()]
+    assert len(ticks) > 2
+    assert len(set(ticks)) == len(ticks)
+
+
+def test_a_key_left_empty_has_its_default(page: Path) -> None:
+    assert comparison._read(changed(page, tokens=None)).tokens == 1_000_000
+
+
+def test_a_store_of_another_tokenizer_is_told(page: Path, books: Path, tmp_path: Path) -> None:
+    store = open_tokens(books, "bpe-280")
+    with pytest.raises(UserError, match="was made with the tokenizer bpe-280"):
+        compare(changed(page, train=str(store.path)), tmp_path / "out")
+
+
+def test_a_plan_is_the_same_however_numbers_are_written(page: Path, tmp_path: Path) -> None:
+    plan = comparison._read(changed(page, seconds=20))
+    comparison._same_plan(plan, tmp_path)
+    kept = tmp_path / "recipe.json"
+    kept.write_text(kept.read_text().replace("20.0", "20"))
+    comparison._same_plan(plan, tmp_path)
+    turned = replace(plan, systems=dict(reversed(plan.systems.items())))
+    with pytest.raises(UserError, match="another recipe"):  # the first sets the number of weights
+        comparison._same_plan(turned, tmp_path)
+    kept.write_text("{")
+    with pytest.raises(UserError, match="another recipe"):
+        comparison._same_plan(plan, tmp_path)
 
 
 def test_mistakes_are_told(page: Path, tmp_path: Path) -> None:

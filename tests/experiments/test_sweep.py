@@ -28,6 +28,7 @@ from logpast.experiments.cell import run_cell, work
 from logpast.experiments.grid import Cell, cells_of, read_page
 from logpast.experiments.runners import Cluster, Processes
 from logpast.experiments.sweep import sweep
+from logpast.files import alone
 from logpast.training.log import read_log
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -484,7 +485,7 @@ def test_one_sweep_at_a_time(page: Changed, pretend: Callable[..., Pretended]) -
     place, runner = page(), pretend()
     out = place.parent / "out"
     out.mkdir()
-    with sweeps._alone(out), pytest.raises(UserError, match=f"at work in {out} .process {os.getpid()} on"):
+    with alone(out), pytest.raises(UserError, match=f"at work in {out} .process {os.getpid()} on"):
         sweep(place, out)
     assert not runner.begun
     sweep(place, out)

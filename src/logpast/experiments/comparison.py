@@ -11,11 +11,16 @@ goes on where it stopped.
 from __future__ import annotations
 
 import gc
+import io
 import json
+import math
+import re
 import statistics
+from argparse import ArgumentError
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from rich.console import Console
@@ -23,15 +28,16 @@ from rich.table import Table
 
 from logpast.data import TokenStore, open_tokens
 from logpast.data.windows import Lanes, Streams, Windows
-from logpast.errors import Diverged, UserError
+from logpast.errors import Diverged, UserError, nearest, one_line
 from logpast.experiments import ledger, tables
 from logpast.experiments.cell import run_cell, tokens_per_second
-from logpast.files import make_way, remove
-from logpast.models import LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build, config_from_dict
+from logpast.files import alone, make_way, remove, write_whole
+from logpast.models import SYSTEMS, LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
-from logpast.training.recipes import read_yaml
+from logpast.training.recipes import known_system, read_yaml
 
+T = TypeVar("T")
 Budget = Literal["tokens", "time"]
 TOLERANCE = 0.02  # how far numbers of weights may be apart
 
@@ -63,6 +69,25 @@ class Recipe:
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     batch_size_when_scoring: int = 16
 
+    def __post_init__(self) -> None:
+        for name in ("systems", "learning_rates", "seeds"):
+            if not getattr(self, name):
+                raise UserError(f"{name} is empty; give at least one")
+        for name in ("tokens", "seconds", "tokens_per_step", "search_tokens", "batch_size_when_scoring"):
+            _above_0(name, getattr(self, name))
+        if self.validation_tokens is not None:
+            _above_0("validation_tokens", self.validation_tokens)
+        for rate in self.learning_rates:
+            _above_0("each of learning_rates", rate)
+        for seed in self.seeds:
+            if not 0 <= seed < 2**32:
+                raise UserError(f"each of seeds must be from 0 to 2^32 − 1, got {seed}")
+
+
+def _above_0(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise UserError(f"{name} must be above 0, got {value}")
+
 
 @dataclass(frozen=True)
 class Contestant:
@@ -76,6 +101,15 @@ class Contestant:
     batch_size: int
     tokens_per_step: float
     """in the mean: a document's last window has fewer tokens than places"""
+
+    @property
+    def file_name(self) -> str:
+        return _file_name(self.name)
+
+
+def _file_name(system: str) -> str:
+    """A system's name as names of files and folders begin with it; a slash would lead elsewhere."""
+    return re.sub(r"[^\w.+ -]+", "_", system)
 
 
 def compare(
@@ -104,17 +138,30 @@ def compare(
         The rows, one for each system and seed.
     """
     plan = _read(recipe)
+    if seeds is not None:
+        plan = replace(plan, seeds=tuple(seeds))
     out = out or Path("runs") / recipe.stem
+    if systems == []:
+        raise UserError(f"--systems is empty; leave it out for all, or name some of {', '.join(plan.systems)}")
     if unknown := set(systems or ()) - set(plan.systems):
         raise UserError(f"unknown systems {', '.join(sorted(unknown))}; {recipe} has {', '.join(plan.systems)}")
     store = open_tokens(plan.train, plan.tokenizer)
+    for text in (plan.validation, plan.test):  # now, for a mistake in a name should not cost a training
+        open_tokens(text, store.path)
     contestants = _contestants(plan, store)
     make_way(out / "rows.jsonl")
-    _same_plan(plan, out)
-    say = Console(emoji=False, highlight=False).print
-    for seed in seeds if seeds is not None else plan.seeds:  # so that one of each is there before a second of any
+    with alone(out):
+        _same_plan(plan, out)
+        return _compare(plan, contestants, out, budget, systems or list(plan.systems))
+
+
+def _compare(
+    plan: Recipe, contestants: list[Contestant], out: Path, budget: Budget, systems: list[str]
+) -> list[dict[str, Any]]:  # fmt: skip
+    say = Console(emoji=False, highlight=False, markup=False).print
+    for seed in plan.seeds:  # so that one of each is there before a second of any
         for each in contestants:
-            if (systems is None or each.name in systems) and not _row_of(out, each.name, seed, budget):
+            if each.name in systems and not _row_of(out, each.name, seed, budget):
                 rate, speed = _search(plan, each, out, say)
                 _run_cell(plan, each, out, budget, seed, rate, speed, say)
     rows = [row for row in _rows(out) if row["comparison"]["budget"] == budget]
@@ -128,36 +175,63 @@ def compare(
 
 def _read(path: Path) -> Recipe:
     values = read_yaml(path)
-    known = {f.name for f in fields(Recipe)}
-    if not isinstance(values, dict) or not isinstance(values.get("systems"), dict) or not values["systems"]:
+    if not isinstance(values, dict) or not isinstance(values.get("systems"), dict):
         raise UserError(f"{path} is not a comparison: it needs train, validation, test and systems")
-    if unknown := set(values) - known:
-        raise UserError(f"{path}: unknown key {sorted(unknown)[0]!r}; known: {', '.join(sorted(known))}")
-    if missing := {"train", "validation", "test"} - set(values):
-        raise UserError(f"{path} lacks {', '.join(sorted(missing))}")
-    for name in ("learning_rates", "seeds"):
-        if name in values:
-            values[name] = tuple(values[name])
-    return Recipe(**values)
+    if missing := [name for name in ("train", "validation", "test") if values.get(name) is None]:
+        raise UserError(f"{path} lacks {', '.join(missing)}")
+    places = dict[str, str]()
+    for name in values["systems"]:
+        if not isinstance(name, str):
+            raise UserError(f"{path}: the system {name} should have a name; put it in quotes")
+        if (other := places.setdefault(_file_name(name), name)) != name:
+            raise UserError(f"{path}: files of {other} and {name} would have the same names; rename one")
+    return _checked(Recipe, values, str(path))
+
+
+def _checked(kind: type[T], values: dict[str, Any], place: str) -> T:
+    """What the values stand for, each known and of the type that it should have; an empty one is as if left out."""
+    import jsonargparse
+
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind, fail_untyped=True)
+    known = [action.dest for action in parser._actions if action.dest != "help"]
+    for name in values:
+        if name not in known:
+            raise UserError(f"{place}: unknown key {name!r}; {nearest(str(name), known)}")
+    try:
+        given = {name: value for name, value in values.items() if value is not None}
+        return kind(**parser.parse_object(given).as_dict())
+    except ArgumentError as error:
+        choices = re.search(r"Literal\[(.*?)\]", str(error))
+        raise UserError(f"{place}: {one_line(error)}" + (f"; known: {choices[1]}" if choices else "")) from None
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
 
 
 def _same_plan(plan: Recipe, out: Path) -> None:
     """Rows of one folder are of one recipe, or the table would compare what was not made alike."""
     kept = out / "recipe.json"
     told = json.dumps({f.name: getattr(plan, f.name) for f in fields(plan) if f.name != "seeds"}, indent=2) + "\n"
-    if kept.exists() and kept.read_text(encoding="utf-8") != told:
+    if kept.exists() and _in_order(kept.read_bytes()) != _in_order(told.encode()):
         raise UserError(f"{out} holds a comparison by another recipe; give another --out")
-    kept.write_text(told, encoding="utf-8")
+    write_whole(kept, told)
+
+
+def _in_order(text: bytes) -> Any:
+    """JSON to be compared: 20 is 20.0, but the order of systems counts."""
+    try:
+        return json.loads(text, object_pairs_hook=list)
+    except ValueError:
+        return None
 
 
 def _contestants(plan: Recipe, store: TokenStore) -> list[Contestant]:
     """All systems with numbers of weights within 2 % of the first."""
     found: list[Contestant] = []
     for name, own in plan.systems.items():
-        try:
-            config = config_from_dict({**plan.model, **own})
-        except TypeError as error:
-            raise UserError(f"system {name}: {error}") from None
+        settings = {"system": "log_memory"} | plan.model | own
+        kind = SYSTEMS[known_system(str(settings.pop("system")))].Config
+        config = _checked(kind, settings, f"system {name}")
         with torch.device("meta"):
             model = build(config, store.tokenizer.size)
             if found and config.mlp is None:
@@ -227,28 +301,38 @@ def _train_config(plan: Recipe, each: Contestant, run: Path, steps: int, rate: f
 
 def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float, float]:
     """The learning rate with the best validation loss after a short training, and tokens trained on in a second."""
-    place = out / "search" / f"{each.name}.json"
-    if not place.exists():
-        tried, speeds = dict[float, float](), list[float]()
-        steps = max(4, round(plan.search_tokens / each.tokens_per_step))
-        for rate in plan.learning_rates:
-            say(f"{each.name}: learning rate {rate:g}")
-            run = out / "search" / f"{each.name}-{rate:g}"
-            try:
-                state = train(_train_config(plan, each, run, steps, rate, seed=0))
-                tried[rate] = state["best"]["nats_per_token"]
-                speeds.append(tokens_per_second(run))
-            except Diverged as error:
-                say(f"{each.name}: {error}")
-            remove(run)
-        if not tried:
-            raise UserError(f"{each.name} diverged with each of learning_rates; add smaller ones")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        best = min(tried, key=lambda rate: tried[rate])
-        found = {"learning_rate": best, "tokens_per_second": statistics.median(speeds), "tried": tried}
-        place.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    found = json.loads(place.read_text(encoding="utf-8"))
-    return found["learning_rate"], found["tokens_per_second"]
+    place = out / "search" / f"{each.file_name}.json"
+    if known := _searched(place):
+        return known
+    tried, speeds = dict[float, float](), list[float]()
+    steps = max(4, round(plan.search_tokens / each.tokens_per_step))
+    for rate in plan.learning_rates:
+        say(f"{each.name}: learning rate {rate:g}")
+        run = out / "search" / f"{each.file_name}-{rate:g}"
+        try:
+            with redirect_stdout(io.StringIO()):  # it would name commands for a run that is not kept
+                best = train(_train_config(plan, each, run, steps, rate, seed=0))["best"]
+            say(f"{each.name}: validation ppl {best['ppl_token']:.3f}")
+            tried[rate] = best["nats_per_token"]
+            speeds.append(tokens_per_second(run))
+        except Diverged as error:
+            say(f"{each.name}: {error}")
+        remove(run)
+    if not tried:
+        raise UserError(f"{each.name} diverged with each of learning_rates; add smaller ones")
+    rate, speed = min(tried, key=lambda rate: tried[rate]), statistics.median(speeds)
+    found = {"learning_rate": rate, "tokens_per_second": speed, "tried": tried}
+    write_whole(place, json.dumps(found, indent=2) + "\n")
+    return rate, speed
+
+
+def _searched(place: Path) -> tuple[float, float] | None:
+    """What an earlier search found; None if there was none, or its file is damaged."""
+    try:
+        found = json.loads(place.read_text(encoding="utf-8"))
+        return float(found["learning_rate"]), float(found["tokens_per_second"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _run_cell(
@@ -256,7 +340,7 @@ def _run_cell(
 ) -> None:  # fmt: skip
     tokens = plan.tokens if budget == "tokens" else speed * plan.seconds
     steps = max(4, round(tokens / each.tokens_per_step))
-    run = out / "runs" / f"{each.name}-{budget}-{seed}"
+    run = out / "runs" / f"{each.file_name}-{budget}-{seed}"
     say(f"{each.name}, seed {seed}: {steps:,} steps, learning rate {rate:g}")
     config = _train_config(plan, each, run, steps, rate, seed)
     # the state of each stream follows from its beginning, so documents are scored side by side
@@ -278,7 +362,13 @@ def _run_cell(
 
 def _rows(out: Path) -> list[dict[str, Any]]:
     place = out / "rows.jsonl"
-    return ledger.read(place) if place.exists() else []
+    rows = ledger.read(place) if place.exists() else []
+    try:
+        for row in rows:
+            row["comparison"]["system"], row["comparison"]["budget"], row["seed"], row["scores"]["ppl_token"]
+    except (KeyError, TypeError):
+        raise UserError(f"{place} has rows that are no comparison's; remove them, or give another --out") from None
+    return rows
 
 
 def _row_of(out: Path, name: str, seed: int, budget: Budget) -> dict[str, Any] | None:
@@ -357,7 +447,7 @@ def _draw(rows: list[dict[str, Any]], out: Path) -> None:
     bars.set(xlabel="perplexity per token (a point a seed; grey: 95 % over documents)")
     states.set(xlabel="state of a stream at inference, KiB", ylabel="perplexity per token", xscale="log")
     states.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    states.xaxis.set_major_formatter("{x:,.0f}")
+    states.xaxis.set_major_formatter("{x:,g}")
     states.xaxis.set_minor_formatter(NullFormatter())
     for axis in (bars, states):
         axis.spines[["top", "right"]].set_visible(False)

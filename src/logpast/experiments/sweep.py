@@ -11,15 +11,10 @@ Only the sweep itself writes rows, and only one sweep may work in a folder, so n
 
 from __future__ import annotations
 
-import fcntl
-import os
-import socket
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +27,7 @@ from logpast.experiments import ledger
 from logpast.experiments.cell import PATIENCE
 from logpast.experiments.grid import Cell, cells_of, read_page
 from logpast.experiments.runners import Cluster, Processes, Row, Runner
-from logpast.files import make_way
+from logpast.files import alone, make_way
 from logpast.progress import Board, board, clock
 from logpast.training.log import last_record
 from logpast.training.loop import open_data
@@ -83,7 +78,7 @@ def sweep(
         _list(cells, done, plan.combinations - len(cells))
         return list(done.values())
     make_way(out / "ledger.jsonl")
-    with _alone(out):
+    with alone(out):
         done = _finished(cells, out)  # once more, now that nobody else can be at it
         _end_last_line(out / "ledger.jsonl")
         left = [cell for cell in cells if cell.key not in done]
@@ -133,23 +128,6 @@ def _end_last_line(place: Path) -> None:
     if place.exists() and place.stat().st_size and not place.read_bytes().endswith(b"\n"):
         with place.open("ab") as file:
             file.write(b"\n")
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """One sweep at a time in a folder; the lock ends with the process, however that ends."""
-    with (out / "lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise UserError(
-                f"a sweep is at work in {out} ({file.read().strip()}); wait for it, or give another --out"
-            ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        yield
 
 
 def _prepare_texts(cells: list[Cell]) -> None:
