@@ -202,8 +202,7 @@ def _checked(kind: type[T], values: dict[str, Any], place: str) -> T:
         given = {name: value for name, value in values.items() if value is not None}
         return kind(**parser.parse_object(given).as_dict())
     except ArgumentError as error:
-        choices = re.search(r"Literal\[(.*?)\]", str(error))
-        raise UserError(f"{place}: {one_line(error)}" + (f"; known: {choices[1]}" if choices else "")) from None
+        raise UserError(f"{place}: {one_line(error)}") from None
     except UserError as error:
         raise UserError(f"{place}: {error}") from None
 
