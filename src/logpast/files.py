@@ -37,10 +37,13 @@ def whole_or_absent(place: Path) -> Iterator[Path]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a file in one step, in place of any that is there."""
+    """Write a file in one step, in place of any that is there, whose mode is kept; a link stays one."""
+    file = file.resolve()
     part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.unfinished")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(text.encode("utf-8"))  # line breaks as they are
+        if file.exists():
+            shutil.copymode(file, part)
         sync(part)
         os.replace(part, file)
     except OSError as error:

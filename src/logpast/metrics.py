@@ -170,3 +170,11 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [jsonable(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{model: {slots: 5}} as {model.slots: 5}."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from logpast import files
 from logpast.data import TokenStore, open_tokens
 from logpast.errors import UserError
-from logpast.experiments import comparison, ledger
+from logpast.experiments import comparison, comparison_table, ledger
 from logpast.experiments.comparison import compare
 from logpast.files import alone, write_whole
 from logpast.models import SYSTEMS
@@ -214,7 +214,7 @@ def test_ticks_that_lie_close_differ(tmp_path: Path, monkeypatch: pytest.MonkeyP
     common = {"scores": {"ppl_token": 20.0}, "train_tokens": 9, "parameters": 9}
     texts = {"train_data": {"name": "a"}, "test_data": {"name": "b"}}
     rows = [common | texts | {"comparison": {"system": str(kib), "state_bytes": kib * 1024}} for kib in (5.1, 5.6, 6.2)]
-    comparison._draw(rows, tmp_path / "plot.png")
+    comparison_table.draw(rows, tmp_path / "plot.png")
     drawn[0].draw_without_rendering()
     ticks = [label.get_text() for label in drawn[0].axes[1].get_xticklabels()]
     assert len(ticks) > 2

@@ -16,28 +16,26 @@ import json
 import math
 import re
 import statistics
-from argparse import ArgumentError
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from logpast.data import TokenStore, open_tokens
 from logpast.data.windows import Lanes, Streams, Windows
-from logpast.errors import Diverged, UserError, nearest, one_line
-from logpast.experiments import ledger, tables
+from logpast.errors import Diverged, UserError
+from logpast.experiments import ledger
 from logpast.experiments.cell import run_cell, tokens_per_second
+from logpast.experiments.comparison_table import draw, write_table
 from logpast.files import alone, make_way, remove, write_whole
 from logpast.models import SYSTEMS, LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
-from logpast.training.recipes import known_system, read_yaml
+from logpast.training.recipes import checked, known_system, read_yaml
 
-T = TypeVar("T")
 Budget = Literal["tokens", "time"]
 TOLERANCE = 0.02  # how far numbers of weights may be apart
 
@@ -167,8 +165,8 @@ def _compare(
     rows = [row for row in _rows(out) if row["comparison"]["budget"] == budget]
     order = [each.name for each in contestants]
     rows.sort(key=lambda row: (order.index(row["comparison"]["system"]), row["seed"]))
-    _write_table(rows, out, say)
-    _draw(rows, out / "plot.png")
+    write_table(rows, out, say)
+    draw(rows, out / "plot.png")
     say(f"{out / 'table.md'}, {out / 'plot.png'}, rows in {out / 'rows.jsonl'}")
     return rows
 
@@ -185,26 +183,7 @@ def _read(path: Path) -> Recipe:
             raise UserError(f"{path}: the system {name} should have a name; put it in quotes")
         if (other := places.setdefault(_file_name(name), name)) != name:
             raise UserError(f"{path}: files of {other} and {name} would have the same names; rename one")
-    return _checked(Recipe, values, str(path))
-
-
-def _checked(kind: type[T], values: dict[str, Any], place: str) -> T:
-    """What the values stand for, each known and of the type that it should have; an empty one is as if left out."""
-    import jsonargparse
-
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind, fail_untyped=True)
-    known = [action.dest for action in parser._actions if action.dest != "help"]
-    for name in values:
-        if name not in known:
-            raise UserError(f"{place}: unknown key {name!r}; {nearest(str(name), known)}")
-    try:
-        given = {name: value for name, value in values.items() if value is not None}
-        return kind(**parser.parse_object(given).as_dict())
-    except ArgumentError as error:
-        raise UserError(f"{place}: {one_line(error)}") from None
-    except UserError as error:
-        raise UserError(f"{place}: {error}") from None
+    return checked(Recipe, values, str(path))
 
 
 def _same_plan(plan: Recipe, out: Path) -> None:
@@ -230,7 +209,7 @@ def _contestants(plan: Recipe, store: TokenStore) -> list[Contestant]:
     for name, own in plan.systems.items():
         settings = {"system": "log_memory"} | plan.model | own
         kind = SYSTEMS[known_system(str(settings.pop("system")))].Config
-        config = _checked(kind, settings, f"system {name}")
+        config = checked(kind, settings, f"system {name}")
         with torch.device("meta"):
             model = build(config, store.tokenizer.size)
             if found and config.mlp is None:
@@ -376,86 +355,3 @@ def _row_of(out: Path, name: str, seed: int, budget: Budget) -> dict[str, Any] |
         if (cell["system"], row["seed"], cell["budget"]) == (name, seed, budget):
             return row
     return None
-
-
-def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(row["comparison"]["system"], []).append(row)
-    return groups
-
-
-def table(rows: list[dict[str, Any]]) -> tables.Table:
-    """Means over seeds; after ±, their standard deviation; in brackets, 95 % over documents, of the first seed."""
-    heads = ("system", "seeds", "ppl_token", "ppl_word", "bits/byte", "weights", "attention", "training tokens",
-             "tokens/s", "peak MiB", "state KiB", "learning rate")  # fmt: skip
-    lines = []
-    for name, group in _by_system(rows).items():
-        cell, first = group[0]["comparison"], group[0]
-        peaks = [row["comparison"]["peak_bytes"] for row in group if row["comparison"]["peak_bytes"]]
-        lines.append((
-            name, str(len(group)),
-            _figure(group, "ppl_token", 2), _figure(group, "ppl_word", 1), _figure(group, "bits_per_byte", 4),
-            f"{first['parameters']:,}", f"{cell['attention_length']:,}", f"{first['train_tokens']:,}",
-            f"{statistics.median(row['comparison']['tokens_per_second'] for row in group):,.0f}",
-            f"{max(peaks) / 2**20:,.0f}" if peaks else "", f"{cell['state_bytes'] / 2**10:,.0f}",
-            f"{cell['learning_rate']:g}",
-        ))  # fmt: skip
-    return tables.Table(heads, lines)
-
-
-def _write_table(rows: list[dict[str, Any]], out: Path, say: Any) -> None:
-    heads, lines, *_ = table(rows)
-    (out / "table.md").write_text(tables.markdown(table(rows)) + "\n", encoding="utf-8")
-    short = [heads.index(name) for name in ("system", "ppl_token", "bits/byte", "tokens/s", "state KiB")]
-    shown = Table(*(heads[column] for column in short))
-    for line in lines:
-        shown.add_row(*(line[column] for column in short))
-    say(shown)
-
-
-def _figure(group: list[dict[str, Any]], name: str, digits: int) -> str:
-    values = [row["scores"][name] for row in group]
-    text = f"{statistics.mean(values):.{digits}f}"
-    if len(values) > 1:
-        text += f" ± {statistics.stdev(values):.{digits}f}"
-    interval = group[0]["scores"].get("interval", {}).get(name)
-    return text + (f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]" if interval else "")
-
-
-def _draw(rows: list[dict[str, Any]], out: Path) -> None:
-    """Left, the perplexity of each system, each seed a point; right, against what a stream's state takes."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    groups = _by_system(rows)
-    figure = Figure(figsize=(12, 1.5 + 0.45 * max(6, len(groups))), layout="constrained")
-    bars, states = figure.subplots(1, 2)
-    for place, (name, group) in enumerate(reversed(groups.items())):
-        values = [row["scores"]["ppl_token"] for row in group]
-        middle = statistics.mean(values)
-        interval = group[0]["scores"].get("interval", {}).get("ppl_token")
-        if interval:
-            low, high = (middle * bound / values[0] for bound in interval)
-            bars.plot([low, high], [place, place], color="0.75", linewidth=6, solid_capstyle="butt", zorder=1)
-        bars.plot(values, [place] * len(values), "o", color="tab:blue", markersize=4, zorder=2)
-        kept = group[0]["comparison"]["state_bytes"] / 2**10
-        states.plot(kept, middle, "o", color="tab:blue")
-        states.annotate(name, (kept, middle), textcoords="offset points", xytext=(5, 4), fontsize=8)
-    bars.set_yticks(range(len(groups)), list(reversed(groups)))
-    bars.set(xlabel="perplexity per token (a point a seed; grey: 95 % over documents)")
-    states.set(xlabel="state of a stream at inference, KiB", ylabel="perplexity per token", xscale="log")
-    states.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    states.xaxis.set_major_formatter("{x:,g}")
-    states.xaxis.set_minor_formatter(NullFormatter())
-    for axis in (bars, states):
-        axis.spines[["top", "right"]].set_visible(False)
-    what = rows[0] if rows else {}
-    if what:
-        trained = {row["train_tokens"] for row in rows}
-        tokens = f"{min(trained):,}" + (f" to {max(trained):,}" if max(trained) > 1.01 * min(trained) else "")
-        figure.suptitle(
-            f"{what['train_data']['name']} → {what['test_data']['name']}; {what['parameters'] / 1e6:.3g}M weights, "
-            f"{tokens} training tokens", fontsize=10,
-        )  # fmt: skip
-    figure.savefig(out, dpi=130)

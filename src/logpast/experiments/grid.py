@@ -13,8 +13,9 @@ from typing import Any
 
 from logpast.errors import UserError, nearest
 from logpast.experiments import ledger
+from logpast.metrics import flat
 from logpast.training.config import TrainConfig, recipe
-from logpast.training.recipes import as_recipe, config_of, flat, read_recipe, read_yaml
+from logpast.training.recipes import as_recipe, config_of, read_recipe, read_yaml
 
 OURS = ("run", "resume", "devices")  # not for a page to set: a cell has its own folder, resumes, and has one device
 LONGEST = 200  # bytes of a cell's name: file systems take 255, and names of logs and unfinished folders are longer

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from logpast.errors import UserError
 from logpast.experiments import printed
 from logpast.experiments.ledger import hash_of, sound
-from logpast.experiments.results import Entry, flat, read
+from logpast.experiments.results import Entry, read
 from logpast.filters import PAPER_SPACING
+from logpast.metrics import flat
 
 RESULTS = Path("results")
 

@@ -7,13 +7,13 @@ is one of views.VIEWS, or FILE:PLACE:FORMAT for a single value of a table: train
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 from logpast.errors import UserError, nearest
 from logpast.experiments import ledger
-from logpast.experiments.results import flat
 from logpast.experiments.views import VIEWS, read_table
+from logpast.files import write_whole
+from logpast.metrics import flat
 
 BEGIN, END = "<!-- results: ", "<!-- end -->"
 MARKED = re.compile(rf"{BEGIN}(?P<name>.+?) -->(?P<text>.*?){END}", re.S)
@@ -44,7 +44,7 @@ def pages(root: Path = Path("."), check: bool = False) -> list[Path]:
     if check and changed:
         raise UserError(f"{_differences(changed[0], texts, fresh)}; `logpast results pages` mends it")
     for page in changed:
-        _replace(page, fresh[page])
+        write_whole(page, fresh[page])
         print(f"brought up to date: {page}")
     count = sum(len(MARKED.findall(text)) for text in fresh.values())
     print(f"{count} places on {len(found)} pages are as results/ have them")
@@ -55,18 +55,6 @@ def _text(page: Path) -> str:
     """Line breaks as they are."""
     with ledger.sound(f"{page} is not UTF-8", "save it as such"):
         return page.read_bytes().decode("utf-8")
-
-
-def _replace(page: Path, text: str) -> None:
-    """The whole page or none of it; a link stays one."""
-    place = page.resolve()
-    fresh = place.with_name(f".{place.name}.unfinished")
-    try:
-        fresh.write_bytes(text.encode("utf-8"))
-        shutil.copymode(place, fresh)
-        fresh.replace(place)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def fill(text: str, results: Path, page: str) -> str:

@@ -23,6 +23,7 @@ from logpast.experiments import ledger
 from logpast.experiments.figures import check_picture
 from logpast.experiments.tables import Table, aligned
 from logpast.files import make_way
+from logpast.metrics import flat
 
 COLUMNS = {
     "run": "run", "system": "recipe.model.system", "L": "recipe.model.slots", "k": "recipe.model.sharpness",
@@ -166,14 +167,6 @@ def _entry(file: str, title: str, row: dict[str, Any]) -> Entry:
         if values.get(name) is not None and not _is_number(values[name]):
             raise TypeError(f"its {name} is {values[name]!r}, not a number")
     return Entry(file, title, row, values)
-
-
-def flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """Values by their place, with dots."""
-    found: dict[str, Any] = {}
-    for name, value in row.items():
-        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
-    return found
 
 
 def corpus(row: dict[str, Any]) -> str:

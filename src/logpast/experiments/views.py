@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from logpast.errors import UserError
-from logpast.experiments import ledger, paper, printed
+from logpast.experiments import comparison_table, ledger, paper, printed
 from logpast.experiments.tables import Table, markdown
 
 
@@ -181,9 +181,7 @@ def _fast_step(results: Path) -> str:
 
 
 def _rivals_toy(results: Path) -> str:
-    from logpast.experiments import comparison  # brings torch, which nothing else here needs
-
-    return markdown(comparison.table(ledger.read(results / "rivals-toy.jsonl")))
+    return markdown(comparison_table.table(ledger.read(results / "rivals-toy.jsonl")))
 
 
 def _paper_best(results: Path) -> str:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentError
 from copy import deepcopy
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 from logpast.errors import UserError, nearest, one_line
+from logpast.metrics import flat
 from logpast.models import SYSTEMS
 from logpast.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
+
+T = TypeVar("T")
 
 
 def read_yaml(file: Path) -> Any:
@@ -70,8 +74,6 @@ def fit_to_system(recipe: dict[str, Any], system: str, parser: ArgumentParser, p
 
 def config_of(recipe: dict[str, Any], place: object) -> TrainConfig:
     """The config that a recipe stands for, each value of the type that it should have."""
-    from argparse import ArgumentError
-
     system = known_system(recipe["model"].get("system", "log_memory"))
     parser = _parser_of(system)
     try:
@@ -91,9 +93,20 @@ def _parser_of(system: str) -> ArgumentParser:
     return parser
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{model: {slots: 5}} as {model.slots: 5}."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
+def checked(kind: type[T], values: dict[str, Any], place: str) -> T:
+    """What the values stand for, each known and of the type that it should have; an empty one is as if left out."""
+    import jsonargparse
+
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind, fail_untyped=True)
+    known = [action.dest for action in parser._actions if action.dest != "help"]
+    for name in values:
+        if name not in known:
+            raise UserError(f"{place}: unknown key {name!r}; {nearest(str(name), known)}")
+    try:
+        given = {name: value for name, value in values.items() if value is not None}
+        return kind(**parser.parse_object(given).as_dict())
+    except ArgumentError as error:
+        raise UserError(f"{place}: {one_line(error)}") from None
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
