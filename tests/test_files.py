@@ -1,0 +1,27 @@
+"""Files that are whole or not there."""
+
+from pathlib import Path
+
+import pytest
+
+from logpast.errors import UserError
+from logpast.files import write_whole
+
+
+def test_a_file_is_replaced_in_one_step(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.md", tmp_path / "link.md"
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    write_whole(link, "new\r\n")
+    assert link.is_symlink()
+    assert real.read_bytes() == b"new\r\n"
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert sorted(tmp_path.iterdir()) == [link, real]
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").mkdir()
+    with pytest.raises(UserError, match="choose another place"):
+        write_whole(tmp_path / "file", "new")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
