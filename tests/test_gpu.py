@@ -123,6 +123,33 @@ def test_the_head_is_cross_entropy(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize(("rows", "n", "k"), [(2 * 309, 768, 3072), (19776, 2304, 768), (100, 40, 24), (7, 33, 5)])
+def test_products_are_products(dtype: torch.dtype, back: bool, rows: int, n: int, k: int) -> None:
+    """By whichever of the library's kernels: the choice between them must not show."""
+    from logpast.models import products
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, n if back else k, device="cuda").to(dtype), torch.randn(n, k, device="cuda").to(dtype)
+    bias = None if back else torch.randn(n, device="cuda").to(dtype)
+    made = products.product(x, weight, bias, back)
+    true = x.double() @ (weight.double() if back else weight.double().T)
+    true = true if bias is None else true + bias.double()
+    bound = 4e-3 if dtype == torch.bfloat16 else 5e-4
+    assert float((made - true).norm() / true.norm()) < bound
+    out = torch.empty_like(made)
+    given = [weight, x, out, *([] if bias is None else [bias])]
+    plan = products._plan(given, back)
+    assert plan is not None or k % 8
+    for number in range(len(plan.choices) if plan else 0):
+        plan.by(number, given)
+        assert torch.equal(out, made), number
+    odd = torch.randn(rows * weight.shape[0 if back else 1] + 1, device="cuda").to(dtype)[1:].view_as(x)  # unaligned
+    true = odd.double() @ (weight.double() if back else weight.double().T)
+    assert float((products.product(odd, weight, None, back) - true).norm() / true.norm()) < bound
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("length", "heads", "depth"), [(309, 12, 64), (512, 2, 128), (37, 3, 16), (300, 1, 32)])
 def test_attention_is_attention(dtype: torch.dtype, length: int, heads: int, depth: int) -> None:
     """And the same to the bit when done again."""

@@ -201,8 +201,11 @@ def test_operators_are_what_they_say() -> None:
         (ops.gelu, (x(3, 128), x(128))),
         (ops.add_norm, (x(2, 5, 16), x(2, 5, 16), x(16), x(16), x(16), 1e-5)),
         (ops.to_weight, (x(7, 3), x(7, 4))),
+        (ops.product, (x(2, 7, 3), x(5, 3), x(5), False)),
+        (ops.product, (x(2, 7, 5), x(5, 3), None, True)),
     ):
-        torch.library.opcheck(op, given, test_utils=CHECKS if op is not ops.to_weight else CHECKS[::2])
+        no_gradient = op in (ops.to_weight, ops.product)
+        torch.library.opcheck(op, given, test_utils=CHECKS[::2] if no_gradient else CHECKS)
 
 
 def test_operators_are_known_before_compiling(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from logpast.memory.operators import operator
+from logpast.models.products import product
 
 
 def nats(hidden: Tensor, table: Tensor, targets: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ def nats(hidden: Tensor, table: Tensor, targets: Tensor) -> Tensor:
 @operator("head")
 def _head(hidden: Tensor, table: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     torch._assert_async((targets < table.shape[0]).all())
-    logits, targets = hidden @ table.T, targets.contiguous()
+    logits, targets = product(hidden, table), targets.contiguous()
     costs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
     _cost[len(hidden),](logits, targets, costs, table.shape[0], **TILE)
     return costs, logits

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from logpast.memory.operators import operator
+from logpast.models.products import product
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -25,7 +25,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         low = weight.to(x.dtype)
         ctx.save_for_backward(x, low)
-        return F.linear(x, low, None if bias is None else bias.to(x.dtype))
+        return product(x, low, None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     @once_differentiable
@@ -33,7 +33,8 @@ class _Linear(torch.autograd.Function):
         x, low = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         to_weight = torch.ops.logpast.to_weight(above.flatten(0, -2), x.flatten(0, -2)) if wanted[1] else None
-        return above @ low if wanted[0] else None, to_weight, None
+        to_x = product(above, low, back=True) if wanted[0] else None
+        return to_x, to_weight, None
 
 
 @operator("to_weight")
