@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from logpast.errors import UserError
 from logpast.memory.naive import accumulation_dtype, embed, in_autocast
 from logpast.models.language_model import Recurrent, RecurrentConfig, State
-from logpast.models.transformer_xl import XLBlock, by_place, seen_by_each, sinusoids
+from logpast.models.transformer_xl import XLBlock, seen_by_each
 
 Compression = Literal["mean", "max", "conv", "dilated", "most_used"]
 
@@ -207,14 +207,9 @@ def attention_given(block: XLBlock, context: Tensor, length: int, biases: Tensor
 
     The block's own attention computes the same and keeps it to itself.
     """
-    attention, (to_content, to_distance) = block.attention, biases
-    context = block.attention_norm(context)
-    query = attention._by_head(attention.query(context[:, -length:]))
+    attention, context = block.attention, block.attention_norm(context)
     key = attention._by_head(attention.key_value(context).chunk(2, dim=-1)[0])
-    distances = attention._by_head(attention.distance(sinusoids(context.shape[1], context)).unsqueeze(0))
-    scores = (query + to_content) @ key.mT + by_place((query + to_distance) @ distances.mT)
-    scores = (scores * query.shape[-1] ** -0.5).masked_fill(~visible, -torch.inf)
-    return scores.softmax(dim=-1, dtype=accumulation_dtype(scores.dtype)).mean(dim=1).sum(dim=1)
+    return attention.shares(context, key, length, biases, visible).mean(dim=1).sum(dim=1)
 
 
 def lost_by(new: Tensor, old: Tensor, groups: Tensor, x: Tensor, block: XLBlock, biases: Tensor) -> Tensor:
@@ -236,8 +231,9 @@ def found_by_content(x: Tensor, places: Tensor, real: Tensor, block: XLBlock, bi
     query = attention._by_head(_still(attention.query, _still(block.attention_norm, x)))
     both = _still(attention.key_value, _still(block.attention_norm, places))
     key, value = (attention._by_head(part) for part in both.chunk(2, dim=-1))
-    query = (query + biases[0].detach()).to(key.dtype)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None])
+    scores = (query + biases[0].detach()) @ key.mT * query.shape[-1] ** -0.5
+    scores = scores.masked_fill(~real[:, None, None], -torch.inf)
+    return scores.softmax(dim=-1, dtype=accumulation_dtype(scores.dtype)).to(value.dtype) @ value
 
 
 def _still(layer: nn.Linear | nn.LayerNorm, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from logpast.memory.naive import embed, in_autocast
+from logpast.memory.naive import accumulation_dtype, embed, in_autocast
 from logpast.models.language_model import Recurrent, RecurrentConfig, State, activated
 
 
@@ -50,15 +50,22 @@ class RelativeAttention(nn.Module):
 
     def forward(self, context: Tensor, length: int, biases: Tensor, visible: Tensor) -> Tensor:
         """The last `length` of the context's places (B, K, d) attend to those that are visible (B, 1, length, K)."""
+        key, value = (self._by_head(part) for part in self.key_value(context).chunk(2, dim=-1))
+        shares = self.shares(context, key, length, biases, visible)
+        return self.out((shares.to(value.dtype) @ value).transpose(1, 2).flatten(2))
+
+    def shares(self, context: Tensor, key: Tensor, length: int, biases: Tensor, visible: Tensor) -> Tensor:
+        """How they share out their attention, (B, heads, length, K).
+
+        Spelled out: PyTorch's memory-efficient attention, which takes such scores, gave gradients that are no numbers.
+        """
         size = context.shape[1]
         query = self._by_head(self.query(context[:, size - length :]))
-        key, value = (self._by_head(part) for part in self.key_value(context).chunk(2, dim=-1))
         distances = self._by_head(self.distance(sinusoids(size, context)).unsqueeze(0))
         to_content, to_distance = biases
-        by_distance = self.of_distances((query + to_distance) @ distances.mT) * query.shape[-1] ** -0.5
-        bias = by_distance.masked_fill(~visible, -torch.inf)
-        mixed = F.scaled_dot_product_attention(query + to_content, key, value, attn_mask=bias.to(query.dtype))
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        scores = (query + to_content) @ key.mT + self.of_distances((query + to_distance) @ distances.mT)
+        scores = (scores * query.shape[-1] ** -0.5).masked_fill(~visible, -torch.inf)
+        return scores.softmax(dim=-1, dtype=accumulation_dtype(scores.dtype))
 
     def of_distances(self, scores: Tensor) -> Tensor:
         """Scores (…, T, K) of distances, farthest first, to those of keys."""
