@@ -37,7 +37,8 @@ def test_kernels_fit_into_shared_memory(capability: int, slots: int, dtype: torc
     from logpast.memory import fused
 
     name = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}[dtype]
-    types = dict.fromkeys(("number", "tokens", "bags"), "*i32") | dict.fromkeys(("unit", "rows"), "*fp32")
+    types = dict.fromkeys(("number", "tokens", "bags"), "*i32") | {"unit": "*fp32"}
+    types["rows"] = "*bf16" if dtype == torch.bfloat16 else "*fp32"
     types |= dict.fromkeys(("table", "out", "grad"), name)
     tile = fused._tile(slots, dtype)
     spread = {"ROWS": fused.SPREAD, "COLUMNS": fused._columns(slots, dtype), "num_warps": 4, "num_stages": 3}

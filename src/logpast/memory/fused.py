@@ -12,6 +12,7 @@ As in bag.py, the weights of a history's equal tokens are added up before the ta
 Whole numbers add up to the same in any order and no float is added atomically: the result is the same to the bit,
 always. A weight is off by at most half a part, far less than bf16 can tell at any horizon; in float32 a slot is
 off by some 4e-6 of its size at a horizon of 8,192, 3e-5 at 65,536, and 5e-4 at a million (`bag` has no such bound).
+In bf16 what a history contributes to a token's gradient is rounded to bf16 before histories are added up in float32.
 Nothing waits for the GPU, nothing of size (B, M, d) exists, and all three are operators to torch.compile.
 """
 
@@ -34,6 +35,7 @@ ROWS_BUDGET = 2**32  # bytes of the backward pass's rows: so many columns of the
 
 # How the work is cut up: measured on an H200.
 FILL, SPREAD = 128, 64
+TOGETHER = 4  # histories that are filled at the same time, so that frequent tokens do not wait for one another
 GATHER = {"ROWS": 4, "num_warps": 1}
 
 
@@ -91,19 +93,19 @@ def compress_ids(layout: Layout, ids: Tensor, table: Tensor) -> Tensor:
 def _plan(first: Tensor, parts: Tensor, slots: int, ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
     """The number of each (history, token) among those that occur, counted from 1; their tokens; their bags."""
     batch, length = ids.shape
-    torch._assert_async((ids < vocabulary).all())
-    number = torch.zeros(batch * vocabulary, dtype=torch.int32, device=ids.device)
-    _mark[triton.cdiv(length, 1024), batch](ids, *ids.stride(), number, length, vocabulary, BLOCK=1024)
-    number = number.cumsum(0, dtype=torch.int32)
+    marks = torch.zeros(batch * vocabulary + 1, dtype=torch.int32, device=ids.device)
+    _mark[triton.cdiv(length, 1024), batch](ids, *ids.stride(), marks, len(marks) - 1, length, vocabulary, BLOCK=1024)
+    torch._assert_async(marks[-1] == 0)  # where an id that is not in the table leaves its mark
+    number = marks[:-1].cumsum(0, dtype=torch.int32)
     most = batch * min(length, vocabulary)
     tokens = ids.new_empty(most, dtype=torch.int32)
     bags = ids.new_empty(most, _up(slots, 16), dtype=torch.int32)
     stride, width = bags.shape[1], parts.shape[1]
     _list[triton.cdiv(vocabulary, 1024), batch](number, tokens, vocabulary, BLOCK=1024)
     _empty[triton.cdiv(most * stride, 4096),](number, bags, len(number), stride, BLOCK=4096)
-    _fill[triton.cdiv(length, FILL), batch](
-        ids, *ids.stride(), number, first, parts, bags, length, len(first) - length, vocabulary, stride, width,
-        BLOCK=FILL, WIDTH=triton.next_power_of_2(width),
+    _fill[triton.cdiv(length, FILL) * TOGETHER, triton.cdiv(batch, TOGETHER)](
+        ids, *ids.stride(), number, first, parts, bags, batch, length, len(first) - length, vocabulary, stride, width,
+        BLOCK=FILL, WIDTH=triton.next_power_of_2(width), TOGETHER=TOGETHER,
     )  # fmt: skip
     return number, tokens, bags
 
@@ -129,9 +131,10 @@ def _backward(number: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, grad: 
     most, wide = len(bags), _wide(slots)
     by_token, order = _by_token(number, tokens, batch, vocabulary)
     columns = _columns(slots, grad.dtype)
-    while columns > 32 and most * columns * 4 > ROWS_BUDGET:
+    kind = torch.bfloat16 if grad.dtype == torch.bfloat16 else torch.float32
+    while columns > 32 and most * columns * kind.itemsize > ROWS_BUDGET:
         columns //= 2
-    rows = torch.empty(most, columns, dtype=torch.float32, device=grad.device)
+    rows = torch.empty(most, columns, dtype=kind, device=grad.device)
     for start in range(0, dim, columns):
         _spread[triton.cdiv(most // batch, SPREAD), batch](
             number, bags, unit, grad, rows, vocabulary, dim, slots, bags.shape[1], start,
@@ -193,12 +196,14 @@ def _wide(slots: int) -> int:
 
 
 @triton.jit
-def _mark(ids, row, column, number, length, vocabulary, BLOCK: tl.constexpr):
-    """Put a 1 where a history has a token."""
+def _mark(ids, row, column, marks, wrong, length, vocabulary, BLOCK: tl.constexpr):
+    """Put a 1 where a history has a token, unless it is there already: writing to one place again and again is slow."""
     history = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids + history * row + place.to(tl.int64) * column, mask=place < length, other=-1)
-    tl.store(number + history * vocabulary + token, 1, mask=token >= 0)
+    mark = marks + tl.where(token < vocabulary, history * vocabulary + token, wrong)
+    seen = tl.load(mark, mask=token >= 0, other=1)
+    tl.store(mark, 1, mask=seen == 0)
 
 
 @triton.jit
@@ -230,14 +235,15 @@ def _empty(number, bags, keys, stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def _fill(
-    ids, row, column, number, first, parts, bags, length, missing, vocabulary, stride, width,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    ids, row, column, number, first, parts, bags, batch, length, missing, vocabulary, stride, width,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """Add what each token of a history weighs to its bag: neighbouring threads, neighbouring slots."""
-    history = tl.program_id(1).to(tl.int64)
+    history = tl.program_id(1).to(tl.int64) * TOGETHER + tl.program_id(0) % TOGETHER
     thread = tl.arange(0, BLOCK * WIDTH)
-    place = tl.program_id(0) * BLOCK + thread // WIDTH
+    place = tl.program_id(0) // TOGETHER * BLOCK + thread // WIDTH
     one = thread % WIDTH
+    length = tl.where(history < batch, length, 0)
     token = tl.load(ids + history * row + place.to(tl.int64) * column, mask=place < length, other=-1)
     here = (token >= 0) & (one < width)
     lag = (missing + place).to(tl.int64)
@@ -335,6 +341,7 @@ def _gather(by_token, order, rows, out, batch, dim, first, ROWS: tl.constexpr, C
         place = begin + tl.arange(0, ROWS)
         row = tl.load(order + place, mask=place < stop, other=0).to(tl.int64)
         there = place[:, None] < stop
-        total += tl.sum(tl.load(rows + row[:, None] * COLUMNS + some[None, :], mask=there, other=0.0), axis=0)
+        share = tl.load(rows + row[:, None] * COLUMNS + some[None, :], mask=there, other=0.0)
+        total += tl.sum(share.to(tl.float32), axis=0)
     column = first + some
     tl.store(out + token * dim + column, total.to(out.dtype.element_ty), mask=column < dim)
