@@ -38,6 +38,7 @@ from logpast.training.checkpoint import (
     sorted_checkpoints,
     step_of,
 )
+from logpast.training.compiled import compiled, done_with
 from logpast.training.config import DataConfig, TrainConfig, recipe
 from logpast.training.log import Log
 from logpast.training.optimizer import build_optimizer, learning_rate, set_rate
@@ -72,7 +73,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
                 run.save()
             if stopping:
                 break
-    run.log.close()
+    run.close()
     if run.leads:
         print(run.farewell())
     if run.done < run.total:
@@ -90,9 +91,11 @@ class Run:
             store, self.validation = open_data(config.data)
             resumed = _find_resumption(config, store)
         torch.manual_seed(config.seed)
-        self.bare = bare = build(config.model, store.tokenizer.size)
+        bare = build(config.model, store.tokenizer.size)
         if resumed:
             resumed.load_weights(bare)
+        self.compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
+        self.bare = bare = compiled(bare, config, fabric.device) if self.compiled else bare
         where = config.data.streams, config.data.jitter, fabric.device
         self.batches: Batches | Lanes
         if isinstance(bare, Recurrent):
@@ -101,11 +104,6 @@ class Run:
         else:
             self.batches = Batches(store, bare.window, bare.history, config.batch_size, config.seed, *where)
         self.total = config.total_steps(self.batches.windows_per_epoch)
-        self.compiled = compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
-        if compiled:
-            torch.compiler.reset()  # after some runs in one process PyTorch would no longer compile
-            # combo kernels: what is small and independent, such as casts of weights, goes together
-            bare.compile(dynamic=False, options={"combo_kernels": fabric.device.type == "cuda"})
         self.model, self.optimizer = fabric.setup(bare, build_optimizer(bare, config.optimizer, fabric.device))
         if resumed:
             resumed.load_optimizer(bare, self.optimizer)
@@ -141,7 +139,7 @@ class Run:
         self.norm = torch.zeros(())
         alone_on_gpu = fabric.device.type == "cuda" and fabric.world_size == 1
         never_waits = HAS_TRITON and config.precision != "64-true"  # else the memory asks the GPU how much there is
-        self.update = Replay(self._update) if compiled and alone_on_gpu and never_waits else self._update
+        self.update = Replay(self._update) if self.compiled and alone_on_gpu and never_waits else self._update
 
     def agree(self, asked: bool) -> bool:
         """Whether any process was asked to stop: all must stop after the same step."""
@@ -259,6 +257,12 @@ class Run:
             save_checkpoint(self.config, self.bare, self.optimizer, self.tokenizer, self.state, carried)
         self.saved = self.done
         self.fabric.barrier()
+
+    def close(self) -> None:
+        """No step will follow."""
+        self.log.close()
+        if self.compiled and self.fabric.world_size == 1:
+            done_with(self.bare, self.config, self.fabric.device)
 
     def greeting(self) -> str:
         state, hardware = self.state, self.state["hardware"]
