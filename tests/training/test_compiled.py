@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from logpast.models import SYSTEMS, LanguageModel, RecentConfig
+from logpast.models import SYSTEMS, RecentConfig, RecurrentConfig
 from logpast.training import compiled
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
@@ -24,9 +23,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
         graphs.append(graph)
         return graph
 
-    monkeypatch.setattr(
-        LanguageModel, "compile", lambda self, **_: nn.Module.compile(self, backend=keep, dynamic=False)
-    )
+    monkeypatch.setattr(compiled, "_how", lambda device: {"dynamic": False, "backend": keep})
     monkeypatch.setattr(compiled, "_kept", {})
     monkeypatch.setattr(compiled, "_made", 0)
     torch.compiler.reset()
@@ -39,11 +36,12 @@ def losses(config: TrainConfig) -> list[float]:
     return [record["loss"] for record in read_log(config.run) if "loss" in record]
 
 
-@pytest.mark.parametrize("system", ["log_memory", "transformer_xl_recurrent_memory"])
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_the_second_run_compiles_nothing(train_config: TrainConfig, system: str, made: list[object]) -> None:
     kind = SYSTEMS[system].Config
-    sizes = {"window": 8, "layers": 2, "heads": 2, "width": 16} | ({} if system == "log_memory" else {"segments": 2})
-    config = replace(train_config, model=kind(**sizes, **({"slots": 9} if system == "log_memory" else {})), steps=6)
+    own: dict[str, Any] = {"segments": 2} if issubclass(kind, RecurrentConfig) else {"slots": 9}
+    model = kind(window=8, layers=2, heads=2, width=16, **own)
+    config = replace(train_config, model=model, steps=6, batch_size=3)
     first = losses(replace(config, run=config.run.with_name("first"), compile=True))
     captured = len(made)
     assert captured

@@ -27,8 +27,7 @@ def compiled(model: LanguageModel, config: TrainConfig, device: torch.device) ->
         _kept.clear()
         _made = 0
     _made += 1
-    # combo kernels: what is small and independent, such as casts of weights, goes together
-    model.compile(dynamic=False, options={"combo_kernels": device.type == "cuda"})
+    model.compile(**_how(device))
     return model
 
 
@@ -37,6 +36,11 @@ def done_with(model: LanguageModel, config: TrainConfig, device: torch.device) -
     for weight in model.parameters():
         weight.data, weight.grad = weight.new_empty(0), None
     _kept[_kind(model, config, device)] = model
+
+
+def _how(device: torch.device) -> dict[str, Any]:
+    """With combo kernels what is small and independent, such as casts of weights, goes together."""
+    return {"dynamic": False, "options": {"combo_kernels": device.type == "cuda"}}
 
 
 def _kind(model: LanguageModel, config: TrainConfig, device: torch.device) -> tuple[Any, ...]:
