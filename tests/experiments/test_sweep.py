@@ -174,7 +174,7 @@ def test_the_grid_in_small() -> None:
         some = [c for c in found if c.config.data.train == train]
         points = [(c.config.model.slots, getattr(c.config.model, "sharpness", None), c.config.seed) for c in some]  # type: ignore[attr-defined]
         assert points == wanted
-        assert {(c.test, c.config.steps, c.config.epochs) for c in some} == {(test, 7400, None)}
+        assert {(c.test, c.config.steps, c.config.epochs) for c in some} == {(test, 9200, None)}
     assert len(found) == 2 * len(wanted)
     assert len(cells(RECIPES / "sweep-toy.yaml")) == 6
 
