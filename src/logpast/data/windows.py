@@ -127,16 +127,16 @@ class Windows:
             found = _unsigned(tokens.unfold(0, size, 1)[_over(first, device)])
         else:
             found = torch.empty(len(start), size, dtype=torch.int32, device=device)
-        seen = found
         if not inside.all():
             rows = _over((~inside).nonzero().flatten(), device)
             begin, length, start = _over(located[:, ~inside], device).unsqueeze(-1)
             position = start + torch.arange(-self.history, self.window + 1, device=device)
             some = _unsigned(tokens[(begin + position - 1).clamp(0, len(tokens) - 1)])
-            some = torch.where((position >= 1) & (position <= length), some, -1)
-            found[rows], seen = some, found.clone()
-            seen[rows] = torch.where(position == 0, self.store.tokenizer.eot, some)
-        return Batch(seen[:, : self.history], seen[:, self.history : -1].long(), found[:, self.history + 1 :].long())
+            found[rows] = torch.where((position >= 1) & (position <= length), some, -1)
+        targets = found[:, self.history + 1 :].long()
+        if not inside.all():  # what is seen before the first token is the end of a text, which is not to be predicted
+            found[rows] = torch.where(position == 0, self.store.tokenizer.eot, found[rows])
+        return Batch(found[:, : self.history], found[:, self.history : -1].long(), targets)
 
     def places(self, index: int) -> slice:
         """Where the tokens that window `index` is the first to predict lie in the store."""
