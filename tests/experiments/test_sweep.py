@@ -29,6 +29,8 @@ from logpast.experiments.grid import Cell, cells_of, read_page
 from logpast.experiments.runners import Cluster, Processes
 from logpast.experiments.sweep import sweep
 from logpast.files import alone
+from logpast.training.checkpoint import find_checkpoint
+from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -564,3 +566,14 @@ def test_a_row_survives_json(page: Changed) -> None:
     assert json.loads(json.dumps(row)) == row
     assert row["seconds"] >= row["train_seconds"]
     assert row["tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("training", "scoring"), [("32-true", "float32"), ("bf16-mixed", "bfloat16"), ("64-true", "float64")]
+)
+def test_a_cell_is_scored_as_it_was_trained(train_config: TrainConfig, training: str, scoring: str) -> None:
+    config = replace(train_config, steps=4, precision=training)  # type: ignore[arg-type]
+    row = run_cell(config, config.data.train)
+    assert row["scores"]["precision"] == scoring
+    nats = row["scores"]["nats"] / row["scores"]["tokens"]
+    assert nats == pytest.approx(find_checkpoint(config.run).state["best"]["nats_per_token"], rel=1e-6)

@@ -27,24 +27,27 @@ import torch
 from logpast.data import open_tokens
 from logpast.errors import UserError
 from logpast.experiments import ledger
-from logpast.experiments.evaluation import evaluate
+from logpast.experiments.evaluation import Precision, evaluate
 from logpast.training.checkpoint import find_checkpoint
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
 from logpast.training.loop import train
 
+ARITHMETIC: dict[str, Precision] = {"bf16-mixed": "bfloat16", "64-true": "float64"}
 PATIENCE = 60.0  # seconds that a process which was told to stop has for it; its successor waits longer
 
 
 def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> dict[str, Any]:
-    """Train, or go on, or find it done; score on the test text. Returns the ledger's row, with `tokens_per_second` of
-    the training and `peak_bytes`, the most memory that it took.
+    """Train, or go on, or find it done; score on the test text in the arithmetic of the training, which is how the
+    validation chose the checkpoint. Returns the ledger's row, with `tokens_per_second` of the training and
+    `peak_bytes`, the most memory that it took.
     """
     _forget_peak()
     train(config)
     peak = _peak_bytes()
     size = batch_size or config.micro_batch_size or config.batch_size
-    scores = evaluate(config.run, test, batch_size=size, device=config.accelerator)
+    precision = ARITHMETIC.get(config.precision, "float32")
+    scores = evaluate(config.run, test, batch_size=size, device=config.accelerator, precision=precision)
     found = find_checkpoint(config.run)
     entry = ledger.row(found, open_tokens(test, found.load_tokenizer()), scores)
     return entry | {"tokens_per_second": tokens_per_second(config.run), "peak_bytes": peak}
