@@ -1,5 +1,6 @@
 """A compiled model is kept for the next run of the same sizes."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from logpast.models import SYSTEMS, RecentConfig, RecurrentConfig
+from logpast.models import SYSTEMS, RecentConfig, Recurrent, RecurrentConfig, build
 from logpast.training import compiled
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
@@ -61,13 +62,36 @@ def test_other_sizes_are_compiled_and_kept_beside(train_config: TrainConfig, mad
         assert len(made) == before + more
 
 
-def test_many_sizes_are_not_too_many(train_config: TrainConfig, made: list[object]) -> None:
-    """PyTorch would give up after some."""
-    for number in range(compiled.MOST + 3):
+@pytest.mark.parametrize("system", ["recent", "recurrent_memory", "time_local"])
+def test_many_sizes_are_not_too_many(train_config: TrainConfig, system: str, made: list[object]) -> None:
+    """PyTorch would give up after some, and say so in a log only."""
+    own: dict[str, Any] = {"slots": 5} if system == "recent" else {"segments": 2}
+    config = replace(train_config, steps=2, compile=True, batch_size=3, micro_batch_size=2)  # two and one
+    graphs = []
+    for number in range(compiled.MOST + 2):
         before = len(made)
-        model = replace(small(), slots=number)
-        train(replace(train_config, steps=2, compile=True, run=train_config.run.with_name(str(number)), model=model))
-        assert len(made) == before + 1
+        model = SYSTEMS[system].Config(window=8, layers=1, heads=2, width=16, mlp=8 + number, **own)
+        train(replace(config, run=train_config.run.with_name(str(number)), model=model))
+        graphs.append(len(made) - before)
+    assert set(graphs) == {graphs[0]}
+    assert graphs[0] >= 2
+
+
+@pytest.mark.parametrize("system", ["transformer_xl", "recurrent_memory"])
+def test_a_copy_has_its_own_weights(system: str, made: list[object]) -> None:
+    torch.manual_seed(0)
+    model = build(SYSTEMS[system].Config(window=8, layers=1, heads=2, width=16, vocabulary=20, segments=2))
+    assert isinstance(model, Recurrent)
+    ids = torch.randint(0, 20, (2, 2, 8))
+    given = ids, ids, torch.tensor([[True, False]] * 2), model.start(2)
+    model.compile(**compiled._how(torch.device("cpu")))
+    nats = model(*given)[0]
+    assert made
+    other = copy.deepcopy(model)
+    for weight in other.blocks.parameters():
+        weight.data.mul_(3)
+    assert not torch.allclose(other(*given)[0], nats)
+    assert torch.equal(model(*given)[0], nats)
 
 
 def small() -> RecentConfig:

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from logpast.data import TokenStore
 from logpast.errors import UserError
-from logpast.models import SYSTEMS, RecentConfig, TransformerXLConfig
+from logpast.models import SYSTEMS, RecentConfig, RecurrentConfig, State, TransformerXLConfig
 from logpast.progress import meter
 from logpast.training import loop
 from logpast.training.checkpoint import find_checkpoint, open_checkpoint, sorted_checkpoints
@@ -550,3 +551,29 @@ def test_the_last_record_is_found_from_the_end(tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "loss": 1 / step}) for step in range(1, 500)]
     (tmp_path / "log.jsonl").write_text("\n".join([*lines, '{"step": 499, "validation_loss": 2}', '{"step": 500, "lo']))
     assert last_record(tmp_path) == {"step": 499, "loss": 1 / 499}
+
+
+@pytest.mark.parametrize("system", [name for name in SYSTEMS if issubclass(SYSTEMS[name].Config, RecurrentConfig)])
+def test_a_carried_state_is_not_rounded(train_config: TrainConfig, system: str) -> None:
+    """Lightning casts inputs to the half precision of products; a state would lose digits with every step."""
+    model = SYSTEMS[system].Config(window=8, layers=2, heads=2, width=16, segments=2)
+    config = replace(train_config, model=model, batch_size=3, steps=6)
+    both = []
+    for precision in ("32-true", "bf16-mixed"):
+        run = loop.Run(replace(config, run=config.run.with_name(precision), precision=precision))  # type: ignore[arg-type]
+        batches = run.batches_to_come()
+        for _ in range(3):
+            assert run.carried is not None
+            before = {name: value.clone() for name, value in run.carried.items()}
+            seen: list[State] = []
+
+            def look(_: object, given: tuple[Any, ...], seen: list[State] = seen) -> None:
+                seen.append({name: value.clone() for name, value in given[-1].items()})
+
+            handle = run.bare.register_forward_pre_hook(look)
+            run.step(next(batches))
+            handle.remove()
+            (given,) = seen
+            assert all(torch.equal(given[name], value) for name, value in before.items())
+        both.append(float(run.loss))
+    assert both[1] == pytest.approx(both[0], rel=2e-2)

@@ -142,6 +142,10 @@ class Recurrent(LanguageModel):
         introduce_operators()
         self.segment = torch.compile(self.segment, *args, **kwargs)  # type: ignore[method-assign]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of a compiled system is not compiled, as with any module."""
+        return {name: value for name, value in super().__getstate__().items() if name != "segment"}
+
     def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
         """What the decoder makes (B, T, d) of a segment's ids (B, T), the state after it, and an extra loss (B,)."""
         raise NotImplementedError

@@ -63,9 +63,11 @@ class RelativeAttention(nn.Module):
         query = self._by_head(self.query(context[:, size - length :]))
         distances = self._by_head(self.distance(sinusoids(size, context)).unsqueeze(0))
         to_content, to_distance = biases
-        scores = (query + to_content) @ key.mT + self.of_distances((query + to_distance) @ distances.mT)
-        scores = (scores * query.shape[-1] ** -0.5).masked_fill(~visible, -torch.inf)
-        return scores.softmax(dim=-1, dtype=accumulation_dtype(scores.dtype))
+        by_content = (query + to_content) @ key.mT
+        by_distance = self.of_distances((query + to_distance) @ distances.mT)
+        kind = accumulation_dtype(by_content.dtype)
+        scores = (by_content.to(kind) + by_distance.to(kind)) * query.shape[-1] ** -0.5
+        return scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
 
     def of_distances(self, scores: Tensor) -> Tensor:
         """Scores (…, T, K) of distances, farthest first, to those of keys."""

@@ -9,7 +9,8 @@ import torch
 from logpast.models import LanguageModel
 from logpast.training.config import TrainConfig
 
-MOST = 8  # PyTorch compiles a function so often, then no more; all models of a kind share one
+MOST = 8  # models
+TIMES = 64  # that PyTorch may compile one function, which all models of a kind share; by itself it gives up after 8
 
 _kept: dict[tuple[Any, ...], LanguageModel] = {}
 _made = 0
@@ -27,6 +28,7 @@ def compiled(model: LanguageModel, config: TrainConfig, device: torch.device) ->
         _kept.clear()
         _made = 0
     _made += 1
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, TIMES)
     model.compile(**_how(device))
     return model
 

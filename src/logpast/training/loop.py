@@ -311,14 +311,22 @@ class Run:
 
 def _fabric(config: TrainConfig) -> Fabric:
     from lightning.fabric import Fabric  # takes seconds to import, so only where it is used
+    from lightning.fabric.plugins.precision import MixedPrecision
 
-    strategy = "ddp" if config.devices > 1 else "auto"
+    class Mixed(MixedPrecision):
+        """Inputs are ids, and a state that is carried on and should stay as precise as it is."""
+
+        def convert_input(self, data: Any) -> Any:
+            return data
+
+    mixed = Mixed("bf16-mixed", "cpu") if config.precision == "bf16-mixed" else None
     try:
         fabric = Fabric(
             accelerator=config.accelerator,
             devices=config.devices,
-            strategy=strategy,
-            precision=config.precision,
+            strategy="ddp" if config.devices > 1 else "auto",
+            precision=None if mixed else config.precision,
+            plugins=mixed,
         )
     except (ValueError, RuntimeError) as error:
         raise UserError(
@@ -326,6 +334,8 @@ def _fabric(config: TrainConfig) -> Fabric:
         ) from None
     if fabric.device.type == "mps" and config.precision == "64-true":
         raise UserError("precision=64-true needs a CPU or CUDA device; give --accelerator cpu")
+    if mixed:
+        mixed.device = fabric.device.type  # which is known only now
     fabric.launch()
     return fabric
 
