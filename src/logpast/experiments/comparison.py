@@ -289,7 +289,8 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
         run = out / "search" / f"{each.file_name}-{rate:g}"
         try:
             with redirect_stdout(io.StringIO()):  # it would name commands for a run that is not kept
-                best = train(_train_config(plan, each, run, steps, rate, seed=0))["best"]
+                config = _train_config(plan, each, run, steps, rate, seed=0)
+                best = train(replace(config, validate_every=steps))["best"]  # once: each improvement is saved, too
             say(f"{each.name}: validation ppl {best['ppl_token']:.3f}")
             tried[rate] = best["nats_per_token"]
             speeds.append(tokens_per_second(run))
