@@ -35,8 +35,8 @@ ROWS_BUDGET = 2**32  # bytes of the backward pass's rows: so many columns of the
 
 # How the work is cut up: measured on an H200.
 FILL, SPREAD = 128, 64
-TOGETHER = 4  # histories that are filled at the same time, so that frequent tokens do not wait for one another
 GATHER = {"ROWS": 4, "num_warps": 1}
+TOGETHER = 4  # histories filled at a time, so that adding to a frequent token's bag waits less for itself: not measured
 
 
 def _tile(slots: int, dtype: torch.dtype) -> dict[str, int]:

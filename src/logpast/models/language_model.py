@@ -109,7 +109,15 @@ class LanguageModel(nn.Module):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """As any module's, but quick."""
-        introduce_operators()
+        if HAS_TRITON and torch.__version__ < "2.13":
+            # which would spell out all that leads to an operator it does not know: twice as much with every block
+            from torch._inductor.lowering import FALLBACK_ALLOW_LIST
+
+            FALLBACK_ALLOW_LIST.update(f"logpast::{name}" for name in torch.ops.logpast)
+        self._compile(*args, **kwargs)
+
+    def _compile(self, *args: Any, **kwargs: Any) -> None:
+        """The whole of it; where the same comes again and again, subclasses compile that."""
         super().compile(*args, **kwargs)
 
     def parameter_count(self) -> int:
@@ -137,9 +145,8 @@ class Recurrent(LanguageModel):
         """The state before anything was read."""
         raise NotImplementedError
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def _compile(self, *args: Any, **kwargs: Any) -> None:
         """What reads a segment, once for all segments."""
-        introduce_operators()
         self.segment = torch.compile(self.segment, *args, **kwargs)  # type: ignore[method-assign]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -173,14 +180,6 @@ class Recurrent(LanguageModel):
             name: torch.where(fresh.view(-1, *[1] * (value.ndim - 1)), begin[name].to(value.dtype), value)
             for name, value in state.items()
         }
-
-
-def introduce_operators() -> None:
-    """To PyTorch before 2.13, which spells out all that leads to one unknown to it: twice as much with each block."""
-    if HAS_TRITON and torch.__version__ < "2.13":
-        from torch._inductor.lowering import FALLBACK_ALLOW_LIST
-
-        FALLBACK_ALLOW_LIST.update(f"logpast::{name}" for name in torch.ops.logpast)
 
 
 def replaceable(*layers: nn.Module) -> bool:

@@ -1,9 +1,9 @@
 """Large products in half precision, for training on a GPU: by the fastest of the kernels that cuBLASLt has for them.
 
 cuBLASLt offers several kernels for a product, those first that it takes to be fast; PyTorch uses the first. On an H200
-a later one is often faster by 5 to 15 %, so the first time that a product of some shape is wanted, all are tried. Only
-those that agree with the first to the bit are taken, so that the choice, made by the clock, changes no result; as none
-splits the sum that an entry is, they usually do.
+a later one is often faster, so the first time that a product of some shape is wanted, all are tried. Only those that
+agree with the first to the bit are taken, so that the choice, made by the clock, changes no result; as none splits the
+sum that an entry is, they usually do.
 
 The library is the one that PyTorch has loaded. Where it is not found, or has nothing for a product, PyTorch does it.
 """

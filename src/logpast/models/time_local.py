@@ -50,7 +50,7 @@ from torch.nn import functional as F
 
 from logpast.errors import UserError
 from logpast.memory.naive import accumulation_dtype, embed, full_precision, in_autocast
-from logpast.models.language_model import Recurrent, RecurrentConfig, State, activated, introduce_operators
+from logpast.models.language_model import Recurrent, RecurrentConfig, State, activated
 
 CHUNK = 64  # tokens read at once: fewer project the integrators more often, more make longer rows of scores
 MOST_SHARP = 16  # the state grows with it; sharper filters are log_memory's, which has the tokens themselves
@@ -263,9 +263,8 @@ class TimeLocalTransformer(Recurrent):
     def attention_length(self) -> int:
         return self.config.slots + 1
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def _compile(self, *args: Any, **kwargs: Any) -> None:
         """What reads a segment in one block, once for all blocks: that is much already."""
-        introduce_operators()
         for block in self.blocks:
             block.compile(*args, **kwargs)
 

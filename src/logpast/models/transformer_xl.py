@@ -57,7 +57,7 @@ class RelativeAttention(nn.Module):
     def shares(self, context: Tensor, key: Tensor, length: int, biases: Tensor, visible: Tensor) -> Tensor:
         """How they share out their attention, (B, heads, length, K).
 
-        Spelled out: PyTorch's memory-efficient attention, which takes such scores, gave gradients that are no numbers.
+        Spelled out: with PyTorch's memory-efficient attention, which takes such scores, losses became NaN on a GPU.
         """
         size = context.shape[1]
         query = self._by_head(self.query(context[:, size - length :]))
