@@ -40,13 +40,11 @@ def test_kernels_fit_into_shared_memory(capability: int, slots: int, dtype: torc
     types = dict.fromkeys(("number", "tokens", "bags"), "*i32") | {"unit": "*fp32"}
     types["rows"] = "*bf16" if dtype == torch.bfloat16 else "*fp32"
     types |= dict.fromkeys(("table", "out", "grad"), name)
-    tile = fused._tile(slots, dtype)
-    spread = {"ROWS": fused.SPREAD, "COLUMNS": fused._columns(slots, dtype), "num_warps": 4, "num_stages": 3}
-    for kernel, sizes in ((fused._multiply, tile), (fused._spread, spread)):
-        fixed = {"SLOTS": fused._wide(slots), "ROWS": sizes["ROWS"], "COLUMNS": sizes["COLUMNS"]}
-        signature = {word: "constexpr" if word in fixed else types.get(word, "i32") for word in kernel.arg_names}
-        options = {"num_warps": sizes["num_warps"], "num_stages": sizes["num_stages"]}
-        made = compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", capability, 32), options=options)
+    for kernel, tile in ((fused._multiply, fused._tile), (fused._spread, fused._tile_back)):
+        sizes = {"SLOTS": fused._wide(slots)} | tile(slots, dtype)
+        options = {word: sizes.pop(word) for word in ("num_warps", "num_stages")}
+        signature = {word: "constexpr" if word in sizes else types.get(word, "i32") for word in kernel.arg_names}
+        made = compile(ASTSource(kernel, signature, sizes), target=GPUTarget("cuda", capability, 32), options=options)
         assert made.metadata.shared <= LIMITS[capability]
 
 

@@ -33,26 +33,26 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARTS = 2**30  # whole numbers that the power of two above a filter's sum is cut into
 ROWS_BUDGET = 2**32  # bytes of the backward pass's rows: so many columns of the table are done at a time
 
-# How the work is cut up: measured on an H200.
-FILL, SPREAD = 128, 64
+# How the work is cut up: measured on an H200. What is in flight must fit into the shared memory of lesser chips too.
+MARK, FILL = 1024, 128
 GATHER = {"ROWS": 4, "num_warps": 1}
-TOGETHER = 4  # histories filled at a time, so that adding to a frequent token's bag waits less for itself: not measured
 
 
 def _tile(slots: int, dtype: torch.dtype) -> dict[str, int]:
-    """Of the product with the table. What is in flight must fit into shared memory; fp16 goes by way of float32."""
+    """Of the product with the table. fp16 goes by way of float32."""
     if slots <= 64:
-        return {"ROWS": 64, "COLUMNS": 128, "num_warps": 4, "num_stages": 5 if dtype == torch.bfloat16 else 2}
+        return {"ROWS": 32, "COLUMNS": 128, "num_warps": 4, "num_stages": 6 if dtype == torch.bfloat16 else 2}
     if dtype == torch.bfloat16 and slots <= 128:
         return {"ROWS": 128, "COLUMNS": 128, "num_warps": 8, "num_stages": 2}
     return {"ROWS": 32, "COLUMNS": 32, "num_warps": 4, "num_stages": 2}
 
 
-def _columns(slots: int, dtype: torch.dtype) -> int:
-    """Of the table's gradient, done at a time."""
-    if slots <= 64:
-        return 256 if dtype == torch.bfloat16 else 128
-    return 256 if dtype == torch.bfloat16 and slots <= 128 else 32
+def _tile_back(slots: int, dtype: torch.dtype) -> dict[str, int]:
+    """Of the product with the gradient: so many rows, so many times, for some columns of the table's gradient."""
+    columns = {64: 128, 128: 32}.get(_wide(slots), 16)
+    if dtype == torch.bfloat16:
+        columns = 256 if slots <= 128 else 32
+    return {"ROWS": 64, "COLUMNS": columns, "TIMES": 4, "num_warps": 4, "num_stages": 1}
 
 
 class Layout(NamedTuple):
@@ -94,7 +94,9 @@ def _plan(first: Tensor, parts: Tensor, slots: int, ids: Tensor, vocabulary: int
     """The number of each (history, token) among those that occur, counted from 1; their tokens; their bags."""
     batch, length = ids.shape
     marks = torch.zeros(batch * vocabulary + 1, dtype=torch.int32, device=ids.device)
-    _mark[triton.cdiv(length, 1024), batch](ids, *ids.stride(), marks, len(marks) - 1, length, vocabulary, BLOCK=1024)
+    _mark[triton.cdiv(length, MARK) * batch,](
+        ids, *ids.stride(), marks, len(marks) - 1, batch, length, vocabulary, BLOCK=MARK
+    )
     torch._assert_async(marks[-1] == 0)  # where an id that is not in the table leaves its mark
     number = marks[:-1].cumsum(0, dtype=torch.int32)
     most = batch * min(length, vocabulary)
@@ -103,9 +105,9 @@ def _plan(first: Tensor, parts: Tensor, slots: int, ids: Tensor, vocabulary: int
     stride, width = bags.shape[1], parts.shape[1]
     _list[triton.cdiv(vocabulary, 1024), batch](number, tokens, vocabulary, BLOCK=1024)
     _empty[triton.cdiv(most * stride, 4096),](number, bags, len(number), stride, BLOCK=4096)
-    _fill[triton.cdiv(length, FILL) * TOGETHER, triton.cdiv(batch, TOGETHER)](
+    _fill[triton.cdiv(length, FILL) * batch,](
         ids, *ids.stride(), number, first, parts, bags, batch, length, len(first) - length, vocabulary, stride, width,
-        BLOCK=FILL, WIDTH=triton.next_power_of_2(width), TOGETHER=TOGETHER,
+        BLOCK=FILL, WIDTH=triton.next_power_of_2(width),
     )  # fmt: skip
     return number, tokens, bags
 
@@ -128,18 +130,18 @@ def _backward(number: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, grad: 
     batch, slots, dim = grad.shape
     grad = grad.contiguous()
     out = grad.new_empty(vocabulary, dim)
-    most, wide = len(bags), _wide(slots)
+    most = len(bags)
     by_token, order = _by_token(number, tokens, batch, vocabulary)
-    columns = _columns(slots, grad.dtype)
+    tile = _tile_back(slots, grad.dtype)
     kind = torch.bfloat16 if grad.dtype == torch.bfloat16 else torch.float32
-    while columns > 32 and most * columns * kind.itemsize > ROWS_BUDGET:
-        columns //= 2
+    while tile["COLUMNS"] > 32 and most * tile["COLUMNS"] * kind.itemsize > ROWS_BUDGET:
+        tile["COLUMNS"] //= 2
+    columns = tile["COLUMNS"]
     rows = torch.empty(most, columns, dtype=kind, device=grad.device)
     for start in range(0, dim, columns):
-        _spread[triton.cdiv(most // batch, SPREAD), batch](
-            number, bags, unit, grad, rows, vocabulary, dim, slots, bags.shape[1], start,
-            SLOTS=wide, ROWS=SPREAD, COLUMNS=columns, num_warps=4,
-        )  # fmt: skip
+        _spread[triton.cdiv(most // batch, tile["ROWS"] * tile["TIMES"]), batch](
+            number, bags, unit, grad, rows, vocabulary, dim, slots, bags.shape[1], start, SLOTS=_wide(slots), **tile
+        )
         _gather[vocabulary,](by_token, order, rows, out, batch, dim, start, COLUMNS=columns, **GATHER)
     return out
 
@@ -196,10 +198,13 @@ def _wide(slots: int) -> int:
 
 
 @triton.jit
-def _mark(ids, row, column, marks, wrong, length, vocabulary, BLOCK: tl.constexpr):
-    """Put a 1 where a history has a token, unless it is there already: writing to one place again and again is slow."""
-    history = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _mark(ids, row, column, marks, wrong, batch, length, vocabulary, BLOCK: tl.constexpr):
+    """Put a 1 where a history has a token, unless it is there already: writing to one place again and again is slow.
+
+    Here and in `_fill` neighbouring programs have different histories, so that a frequent token waits less for itself.
+    """
+    history = (tl.program_id(0) % batch).to(tl.int64)
+    place = tl.program_id(0) // batch * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids + history * row + place.to(tl.int64) * column, mask=place < length, other=-1)
     mark = marks + tl.where(token < vocabulary, history * vocabulary + token, wrong)
     seen = tl.load(mark, mask=token >= 0, other=1)
@@ -236,14 +241,13 @@ def _empty(number, bags, keys, stride, BLOCK: tl.constexpr):
 @triton.jit
 def _fill(
     ids, row, column, number, first, parts, bags, batch, length, missing, vocabulary, stride, width,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, TOGETHER: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Add what each token of a history weighs to its bag: neighbouring threads, neighbouring slots."""
-    history = tl.program_id(1).to(tl.int64) * TOGETHER + tl.program_id(0) % TOGETHER
+    history = (tl.program_id(0) % batch).to(tl.int64)
     thread = tl.arange(0, BLOCK * WIDTH)
-    place = tl.program_id(0) // TOGETHER * BLOCK + thread // WIDTH
+    place = tl.program_id(0) // batch * BLOCK + thread // WIDTH
     one = thread % WIDTH
-    length = tl.where(history < batch, length, 0)
     token = tl.load(ids + history * row + place.to(tl.int64) * column, mask=place < length, other=-1)
     here = (token >= 0) & (one < width)
     lag = (missing + place).to(tl.int64)
@@ -284,7 +288,7 @@ def _multiply(
         )  # fmt: skip
         bag = tl.load(
             bags + which[None, :].to(tl.int64) * stride + slot[:, None],
-            mask=there[None, :] & (slot[:, None] < slots), other=0,
+            mask=there[None, :] & (slot[:, None] < stride), other=0,
         )  # fmt: skip
         total += _dot(bag, rows)
     total *= tl.load(unit + slot, mask=slot < slots, other=0.0)[:, None]
@@ -305,21 +309,16 @@ def _transpose(number, tokens, by_token, order, batch, vocabulary, BLOCK: tl.con
 @triton.jit
 def _spread(
     number, bags, unit, grad, rows, vocabulary, dim, slots, stride, first,
-    SLOTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SLOTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TIMES: tl.constexpr,
 ):  # fmt: skip
     """Each token's share of its history's gradient, in some columns of the table."""
     history = tl.program_id(1).to(tl.int64)
     start, stop = _range(number, history, vocabulary)
-    begin = start + tl.program_id(0) * ROWS
-    if begin < stop:
-        which = begin + tl.arange(0, ROWS)
-        there = which[:, None] < stop
+    start += tl.program_id(0) * ROWS * TIMES
+    if start < stop:
         slot = tl.arange(0, SLOTS)
         some = tl.arange(0, COLUMNS)
         column = first + some
-        bag = tl.load(
-            bags + which[:, None].to(tl.int64) * stride + slot[None, :], mask=there & (slot[None, :] < slots), other=0
-        )
         towards = tl.load(
             grad + (history * slots + slot[:, None]) * dim + column[None, :],
             mask=(slot[:, None] < slots) & (column[None, :] < dim), other=0.0,
@@ -327,7 +326,14 @@ def _spread(
         worth = towards.to(tl.float32) * tl.load(unit + slot, mask=slot < slots, other=0.0)[:, None]
         if towards.dtype == tl.bfloat16:
             worth = worth.to(tl.bfloat16)  # exact: a unit is a power of two
-        tl.store(rows + which[:, None].to(tl.int64) * COLUMNS + some[None, :], _dot(bag, worth), mask=there)
+        for begin in range(start, min(stop, start + ROWS * TIMES), ROWS):
+            which = begin + tl.arange(0, ROWS)
+            there = which[:, None] < stop
+            bag = tl.load(
+                bags + which[:, None].to(tl.int64) * stride + slot[None, :],
+                mask=there & (slot[None, :] < stride), other=0,
+            )  # fmt: skip
+            tl.store(rows + which[:, None].to(tl.int64) * COLUMNS + some[None, :], _dot(bag, worth), mask=there)
 
 
 @triton.jit
