@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -551,6 +552,22 @@ def test_the_last_record_is_found_from_the_end(tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "loss": 1 / step}) for step in range(1, 500)]
     (tmp_path / "log.jsonl").write_text("\n".join([*lines, '{"step": 499, "validation_loss": 2}', '{"step": 500, "lo']))
     assert last_record(tmp_path) == {"step": 499, "loss": 1 / 499}
+
+
+def test_on_a_cpu_batches_are_made_by_the_thread_that_trains(train_config: TrainConfig) -> None:
+    """A second one's operations would bring threads of their own: more than cores, so that all go to sleep in turn."""
+    run, makers = loop.Run(train_config), set()
+    make = run.batches.at
+
+    def at(step: int, part: slice) -> Any:
+        makers.add(threading.current_thread())
+        return make(step, part)
+
+    run.batches.at = at  # type: ignore[method-assign]
+    batches = run.batches_to_come()
+    for _ in range(3):
+        run.step(next(batches))
+    assert makers == {threading.current_thread()}
 
 
 @pytest.mark.parametrize("system", [name for name in SYSTEMS if issubclass(SYSTEMS[name].Config, RecurrentConfig)])

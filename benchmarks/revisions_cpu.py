@@ -1,0 +1,105 @@
+"""Has training or scoring on a CPU become slower? Two checkouts of logpast in turn, in one run.
+
+    git worktree add /tmp/before REVISION
+    python benchmarks/revisions_cpu.py --before /tmp/before --data STORE --out results/revisions_cpu.json
+
+STORE is what `logpast data prepare` makes. The model is that of recipes/small-cpu.yaml, steps are the trainer's own;
+scoring is of the first windows with random weights. Each checkout runs in processes of its own, before and after taking
+turns at being first; a turn's figure is its median, and of the turns again the median is compared. The JSON has all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+
+def measure(data: str, steps: int) -> dict[str, float]:
+    """In the checkout that is on the path."""
+    import numpy as np
+
+    from logpast.data import open_tokens
+    from logpast.data.windows import Windows
+    from logpast.models import LogMemoryConfig
+    from logpast.training.config import DataConfig, TrainConfig
+    from logpast.training.loop import Run
+
+    model = LogMemoryConfig(slots=33, normalize="area", window=64, layers=4, heads=4, width=128)
+    taken: dict[str, list[float]] = {"step": [], "score": []}
+    with tempfile.TemporaryDirectory() as folder:
+        config = TrainConfig(
+            run=Path(folder) / "run", data=DataConfig(train=data), model=model, batch_size=32, steps=steps + 10,
+            accelerator="cpu", tensorboard=False,
+        )  # fmt: skip
+        run = Run(config)
+        started = time.perf_counter()
+        for batch in run.batches_to_come():
+            run.step(batch)
+            taken["step"].append(time.perf_counter() - started)
+            started = time.perf_counter()
+        bare = run.bare if hasattr(run, "bare") else run.model.module
+    import torch
+
+    windows = Windows(open_tokens(data), bare.window, bare.history)
+    with torch.no_grad():
+        for number in range(steps + 10):
+            started = time.perf_counter()
+            history, tokens, targets = windows.batch(np.arange(number * 32, number * 32 + 32))
+            bare(history, tokens, targets)
+            taken["score"].append(time.perf_counter() - started)
+    return {name: 1000 * statistics.median(times[10:]) for name, times in taken.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, help="a checkout of the revision to compare with")
+    parser.add_argument("--data", required=True, help="a token store")
+    parser.add_argument("--steps", type=int, default=60, help="timed steps of a turn")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="write the table as JSON")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    words = parser.parse_args()
+    if words.measure:
+        print(json.dumps(measure(words.data, words.steps)))
+        return
+    places = {"before": words.before, "after": Path(__file__).parents[1]}
+    if not words.before or not (words.before / "src" / "logpast").is_dir():
+        parser.error("--before must be a checkout of logpast: git worktree add /tmp/before REVISION")
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in places}
+    for turn in range(words.turns):
+        for name in list(places)[:: 1 if turn % 2 else -1]:
+            command = [sys.executable, __file__, "--measure", "--data", words.data, "--steps", str(words.steps)]
+            environment = os.environ | {"PYTHONPATH": str(places[name].resolve() / "src")}
+            output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+            found[name].append(json.loads(output.splitlines()[-1]))
+            print(name, found[name][-1], flush=True)
+    rows: list[dict[str, Any]] = []
+    for what in ("step", "score"):
+        row: dict[str, Any] = {"what": what}
+        for name in places:
+            row[f"{name}_ms"] = [round(turn[what], 1) for turn in found[name]]
+        row["after / before"] = round(statistics.median(row["after_ms"]) / statistics.median(row["before_ms"]), 3)
+        rows.append(row)
+        print(row)
+    if words.out:
+        from logpast.environment import describe, pick_device
+
+        def revision(place: Path) -> str:
+            return subprocess.check_output(["git", "-C", place, "rev-parse", "HEAD"], text=True).strip()
+
+        about = {"what": "ms of a training step and of scoring a batch on a CPU, medians of turns"}
+        about |= {name: revision(place) for name, place in places.items()}
+        table = about | {"hardware": describe(pick_device("cpu")), "rows": rows}
+        words.out.write_text(json.dumps(table, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
