@@ -90,13 +90,14 @@ def main() -> None:
         rows.append(row)
         print(row)
     if words.out:
+        from logpast.data import open_tokens
         from logpast.environment import describe, pick_device
 
         def revision(place: Path) -> str:
             return subprocess.check_output(["git", "-C", place, "rev-parse", "HEAD"], text=True).strip()
 
-        about = {"what": "ms of a training step and of scoring a batch on a CPU, medians of turns"}
-        about |= {name: revision(place) for name, place in places.items()}
+        about: dict[str, Any] = {"what": "ms of a training step and of scoring a batch on a CPU, medians of turns"}
+        about |= {"data": open_tokens(words.data).identity} | {name: revision(place) for name, place in places.items()}
         table = about | {"hardware": describe(pick_device("cpu")), "rows": rows}
         words.out.write_text(json.dumps(table, indent=2) + "\n")
 
