@@ -81,14 +81,14 @@ def main() -> None:
             output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
             found[name].append(json.loads(output.splitlines()[-1]))
             print(name, found[name][-1], flush=True)
-    rows: list[dict[str, Any]] = []
-    for what in ("step", "score"):
-        row: dict[str, Any] = {"what": what}
-        for name in places:
-            row[f"{name}_ms"] = [round(turn[what], 1) for turn in found[name]]
-        row["after / before"] = round(statistics.median(row["after_ms"]) / statistics.median(row["before_ms"]), 3)
-        rows.append(row)
-        print(row)
+    times = {
+        what: {name: [round(turn[what], 1) for turn in turns] for name, turns in found.items()}
+        for what in ("step", "score")
+    }
+    ratios = {
+        what: round(statistics.median(by["after"]) / statistics.median(by["before"]), 3) for what, by in times.items()
+    }
+    print("after / before:", ratios)
     if words.out:
         from logpast.data import open_tokens
         from logpast.environment import describe, pick_device
@@ -98,7 +98,7 @@ def main() -> None:
 
         about: dict[str, Any] = {"what": "ms of a training step and of scoring a batch on a CPU, medians of turns"}
         about |= {"data": open_tokens(words.data).identity} | {name: revision(place) for name, place in places.items()}
-        table = about | {"hardware": describe(pick_device("cpu")), "rows": rows}
+        table = about | {"hardware": describe(pick_device("cpu")), "ms": times, "after / before": ratios}
         words.out.write_text(json.dumps(table, indent=2) + "\n")
 
 
