@@ -203,6 +203,19 @@ def test_a_block_is_that_of_the_libraries(monkeypatch: pytest.MonkeyPatch) -> No
         assert off <= 1.5 * usual + 1e-3 * true.norm()
 
 
+def trains_alike(cpu: TrainConfig, gpu: TrainConfig, tolerance: float) -> None:
+    """From two seeds: where it is compiled, the second run takes over the model of the first."""
+    for seed in (0, 1):
+        both = [
+            replace(config, seed=seed, run=config.run.with_name(f"{place}{seed}"))
+            for place, config in (("cpu", cpu), ("gpu", gpu))
+        ]
+        for config in both:
+            train(config)
+        here, there = ([record["loss"] for record in read_log(c.run) if "loss" in record] for c in both)
+        assert there == pytest.approx(here, rel=tolerance if gpu.precision == "32-true" else 2e-2)
+
+
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("compile", [False, True])
 def test_training_is_that_of_the_cpu(
@@ -222,13 +235,8 @@ def test_training_is_that_of_the_cpu(
         if not compile:
             monkeypatch.setattr(module, "fits", asked)
     config = replace(train_config, model=replace(train_config.model, width=32))
-    on_cpu = replace(config, run=train_config.run.with_name("cpu"))
-    on_gpu = replace(config, accelerator="cuda", precision=precision, compile=compile)  # type: ignore[arg-type]
-    for config in (on_cpu, on_gpu):
-        train(config)
+    trains_alike(config, replace(config, accelerator="cuda", precision=precision, compile=compile), 1e-4)  # type: ignore[arg-type]
     assert compile or set(took.values()) == {precision == "bf16-mixed"}
-    cpu, gpu = ([r["loss"] for r in read_log(c.run) if "loss" in r] for c in (on_cpu, on_gpu))
-    assert gpu == pytest.approx(cpu, rel=1e-4 if precision == "32-true" else 2e-2)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -237,12 +245,7 @@ def test_rivals_train_as_on_the_cpu(train_config: TrainConfig, system: str, prec
     """Compiled, and replayed with the state that they carry."""
     sizes = {"window": 8, "layers": 2, "heads": 2, "width": 16, "segments": 2}
     config = replace(train_config, model=SYSTEMS[system].Config(**sizes), batch_size=3)
-    on_cpu = replace(config, run=config.run.with_name("cpu"))
-    on_gpu = replace(config, accelerator="cuda", precision=precision)  # type: ignore[arg-type]
-    for one in (on_cpu, on_gpu):
-        train(one)
-    cpu, gpu = ([r["loss"] for r in read_log(c.run) if "loss" in r] for c in (on_cpu, on_gpu))
-    assert gpu == pytest.approx(cpu, rel=1e-3 if precision == "32-true" else 2e-2)
+    trains_alike(config, replace(config, accelerator="cuda", precision=precision), 1e-3)  # type: ignore[arg-type]
 
 
 def test_resuming_goes_on_with_the_optimizer(train_config: TrainConfig) -> None:

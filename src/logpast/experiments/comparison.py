@@ -268,7 +268,7 @@ def _train_config(plan: Recipe, each: Contestant, run: Path, steps: int, rate: f
         batch_size=each.batch_size,
         seed=seed,
         precision=plan.precision,
-        validate_every=max(1, steps // 4),
+        validate_every=steps,  # a system that reads on validates slowly, and each improvement is saved
         checkpoint_every=steps,
         keep=1,
         log_every=max(1, steps // 50),
@@ -289,8 +289,7 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
         run = out / "search" / f"{each.file_name}-{rate:g}"
         try:
             with redirect_stdout(io.StringIO()):  # it would name commands for a run that is not kept
-                config = _train_config(plan, each, run, steps, rate, seed=0)
-                best = train(replace(config, validate_every=steps))["best"]  # once: each improvement is saved, too
+                best = train(_train_config(plan, each, run, steps, rate, seed=0))["best"]
             say(f"{each.name}: validation ppl {best['ppl_token']:.3f}")
             tried[rate] = best["nats_per_token"]
             speeds.append(tokens_per_second(run))
