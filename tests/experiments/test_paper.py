@@ -117,6 +117,7 @@ def test_only_what_belongs_stands_beside_the_table(ledger: Path) -> None:
         row(5, 100, 9, 1.0, model={"window": 128}),
         row(5, 100, 9, 1.0, model={"reach": 3.0}),
         row(6, 100, 9, 1.0),
+        row(5, 100, 9, 1.0, comparison={"system": "memory"}),
         row(5, 100, 9, 1.0, model={"system": "transformer_xl"}),
         row(5, 100, 9, 1.0, scores={"accounting": "paper", "ppl_token": 1.0, "ppl_word": 1.0, "bits_per_byte": 1.0}),
     ):

@@ -33,7 +33,10 @@ class Series(NamedTuple):
 
 
 def measured(table: printed.Sweep, results: Path) -> list[Series]:
-    """Our runs that belong beside a table of the paper: its two systems and its bank, scored on its test set."""
+    """Our runs that belong beside a table of the paper: its two systems and its bank, scored on its test set.
+
+    Cells of a comparison (`logpast compare`) do not: there each system has a learning rate of its own.
+    """
     if results == RESULTS and not results.is_dir():  # an installed copy has none
         return []
     found: dict[str, Series] = {}
@@ -73,6 +76,7 @@ def _belongs(entry: Entry, table: printed.Sweep) -> bool:
     bank = {"spacing": PAPER_SPACING, "first_peak": 1.0, "reach": 1.0}
     return (
         str(entry.get("test_data.name")).startswith(f"{table.corpus}:test")
+        and "comparison" not in entry.row  # of rivals, with a learning rate of each one's own
         and entry.get("scores.accounting") == "all"
         and model.get("window") == printed.WINDOW
         and model.get("slots") in [row.slots for row in table.rows]

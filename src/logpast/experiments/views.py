@@ -13,6 +13,8 @@ from logpast.errors import UserError
 from logpast.experiments import comparison_table, ledger, paper, printed
 from logpast.experiments.tables import Table, markdown
 
+View = Callable[[Path], str]  # from results/ to what stands on a page
+
 
 def read_table(results: Path, file: str) -> dict[str, Any]:
     """A benchmark's table, as its file has it."""
@@ -180,8 +182,9 @@ def _fast_step(results: Path) -> str:
     )
 
 
-def _rivals_toy(results: Path) -> str:
-    return markdown(comparison_table.table(ledger.read(results / "rivals-toy.jsonl")))
+def _comparison(name: str) -> View:
+    """The table of a comparison whose rows are kept under this name."""
+    return lambda results: markdown(comparison_table.table(ledger.read(results / f"{name}.jsonl")))
 
 
 def _paper_best(results: Path) -> str:
@@ -220,7 +223,7 @@ def _ours(results: Path) -> str:
     return "\n\n".join(parts)
 
 
-VIEWS: dict[str, Callable[[Path], str]] = {
+VIEWS: dict[str, View] = {
     "demo-summary": _demo_summary,
     "demo-text": _demo_text,
     "demo-topics": _demo_topics,
@@ -231,7 +234,7 @@ VIEWS: dict[str, Callable[[Path], str]] = {
     "memory-gpu": _memory_gpu,
     "score-gpu": _score_gpu,
     "fast-step": _fast_step,
-    "rivals-toy": _rivals_toy,
+    **{name: _comparison(name) for name in ("rivals-toy", "rivals-pg19-pilot")},
     "paper-best": _paper_best,
     "paper-all-counted": _paper_all_counted,
     "paper-line-ends": _paper_line_ends,
