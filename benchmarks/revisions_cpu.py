@@ -81,13 +81,12 @@ def main() -> None:
             output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
             found[name].append(json.loads(output.splitlines()[-1]))
             print(name, found[name][-1], flush=True)
-    times = {
-        what: {name: [round(turn[what], 1) for turn in turns] for name, turns in found.items()}
-        for what in ("step", "score")
-    }
-    ratios = {
-        what: round(statistics.median(by["after"]) / statistics.median(by["before"]), 3) for what, by in times.items()
-    }
+    rows, ratios = [], {}
+    for what in ("step", "score"):
+        turns = {name: [round(turn[what], 1) for turn in turns] for name, turns in found.items()}
+        before, after = (statistics.median(turns[name]) for name in ("before", "after"))
+        rows.append({"work": what, "before_ms": before, "after_ms": after, "turns": turns})
+        ratios[what] = round(after / before, 3)
     print("after / before:", ratios)
     if words.out:
         from logpast.data import open_tokens
@@ -97,8 +96,9 @@ def main() -> None:
             return subprocess.check_output(["git", "-C", place, "rev-parse", "HEAD"], text=True).strip()
 
         about: dict[str, Any] = {"what": "ms of a training step and of scoring a batch on a CPU, medians of turns"}
-        about |= {"data": open_tokens(words.data).identity} | {name: revision(place) for name, place in places.items()}
-        table = about | {"hardware": describe(pick_device("cpu")), "ms": times, "after / before": ratios}
+        about |= {"data": open_tokens(words.data).identity}
+        about |= {"revision": revision(places["after"]), "before": revision(places["before"])}
+        table = about | {"hardware": describe(pick_device("cpu")), "rows": rows, "ratios": ratios}
         words.out.write_text(json.dumps(table, indent=2) + "\n")
 
 
