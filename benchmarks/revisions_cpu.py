@@ -1,10 +1,10 @@
 """Has training or scoring on a CPU become slower? Two checkouts of logpast in turn, in one run.
 
-    git worktree add /tmp/before REVISION
-    python benchmarks/revisions_cpu.py --before /tmp/before --data STORE --out results/revisions_cpu.json
+    git worktree add ../before REVISION
+    python benchmarks/revisions_cpu.py --before ../before --data STORE --out results/revisions_cpu.json
 
 STORE is what `logpast data prepare` makes. The model is that of recipes/small-cpu.yaml, steps are the trainer's own;
-scoring is of the first windows with random weights. Each checkout runs in processes of its own, before and after taking
+scoring is of the first windows, by the model just trained. Each checkout runs in processes of its own, both taking
 turns at being first; a turn's figure is its median, and of the turns again the median is compared. The JSON has all.
 """
 
@@ -49,6 +49,7 @@ def measure(data: str, steps: int) -> dict[str, float]:
     import torch
 
     windows = Windows(open_tokens(data), bare.window, bare.history)
+    bare.eval()
     with torch.no_grad():
         for number in range(steps + 10):
             started = time.perf_counter()
@@ -72,7 +73,7 @@ def main() -> None:
         return
     places = {"before": words.before, "after": Path(__file__).parents[1]}
     if not words.before or not (words.before / "src" / "logpast").is_dir():
-        parser.error("--before must be a checkout of logpast: git worktree add /tmp/before REVISION")
+        parser.error("--before must be a checkout of logpast: git worktree add ../before REVISION")
     found: dict[str, list[dict[str, float]]] = {name: [] for name in places}
     for turn in range(words.turns):
         for name in list(places)[:: 1 if turn % 2 else -1]:

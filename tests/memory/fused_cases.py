@@ -50,6 +50,15 @@ def test_fused_is_the_definition(
     assert relative(gradient, true_gradient) < BOUNDS[dtype]
 
 
+def test_more_than_one_block_of_everything() -> None:
+    """Tokens to mark, rows of a program, programs of a history."""
+    torch.manual_seed(0)
+    ids, table = torch.randint(-1, 700, (3, 1500)), torch.randn(700, 20)
+    slots, gradient, true_slots, true_gradient = both(FilterBank(slots=45, sharpness=100), ids, table)
+    assert relative(slots, true_slots) < 5e-6
+    assert relative(gradient, true_gradient) < 5e-6
+
+
 def test_no_history_and_no_token() -> None:
     table = torch.randn(9, 4)
     for ids in (torch.empty(2, 0, dtype=torch.int64), torch.full((2, 5), -1)):
@@ -85,7 +94,10 @@ def test_columns_are_done_in_turn_where_memory_is_short(monkeypatch: pytest.Monk
     torch.manual_seed(0)
     ids, table = torch.randint(0, 20, (3, 90)), torch.randn(20, 100)
     monkeypatch.setattr(fused, "ROWS_BUDGET", 1)
+    tile, used = fused._tile_back, list[dict[str, int]]()
+    monkeypatch.setattr(fused, "_tile_back", lambda *given: used.append(tile(*given)) or used[-1])
     _, gradient, _, true_gradient = both(BANKS[2], ids, table)
+    assert [one["COLUMNS"] for one in used] == [32]
     assert relative(gradient, true_gradient) < 5e-6
 
 

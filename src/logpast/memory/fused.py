@@ -49,7 +49,7 @@ def _tile(slots: int, dtype: torch.dtype) -> dict[str, int]:
 
 def _tile_back(slots: int, dtype: torch.dtype) -> dict[str, int]:
     """Of the product with the gradient: so many rows, so many times, for some columns of the table's gradient."""
-    columns = {64: 128, 128: 32}.get(_wide(slots), 16)
+    columns = 128 if slots <= 64 else 32 if slots <= 128 else 16
     if dtype == torch.bfloat16:
         columns = 256 if slots <= 128 else 32
     return {"ROWS": 64, "COLUMNS": columns, "TIMES": 4, "num_warps": 4, "num_stages": 1}

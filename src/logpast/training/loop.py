@@ -152,7 +152,7 @@ class Run:
         """This process's rows of every batch to the end of the run.
 
         Where the CPU must make them for another device, it makes each while the last is used. Not for itself: torch's
-        threads go to sleep between operations if there are more of them than cores, which costs a tenth of the time.
+        threads go to sleep between operations if there are more of them than cores, and all becomes slower.
         """
         if self.batches.device.type == self.fabric.device.type:
             while self.done < self.total:
