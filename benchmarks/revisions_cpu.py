@@ -4,7 +4,7 @@
     python benchmarks/revisions_cpu.py --before ../before --data STORE --out results/revisions_cpu.json
 
 STORE is what `logpast data prepare` makes. The model is that of recipes/small-cpu.yaml, steps are the trainer's own;
-scoring is of the first windows, by the model just trained. Each checkout runs in processes of its own, both taking
+scoring is of the first windows, with random weights. Each checkout runs in processes of its own, both taking
 turns at being first. Other work on the machine can only add time, so a turn's figure is the fastest it saw, and the
 medians of these are compared. The JSON has all.
 """
@@ -26,37 +26,39 @@ from typing import Any
 def measure(data: str, steps: int) -> dict[str, float]:
     """In the checkout that is on the path."""
     import numpy as np
+    import torch
 
     from logpast.data import open_tokens
     from logpast.data.windows import Windows
-    from logpast.models import LogMemoryConfig
+    from logpast.models import LogMemoryConfig, build
     from logpast.training.config import DataConfig, TrainConfig
     from logpast.training.loop import Run
 
-    model = LogMemoryConfig(slots=33, normalize="area", window=64, layers=4, heads=4, width=128)
-    taken: dict[str, list[float]] = {"step": [], "score": []}
-    with tempfile.TemporaryDirectory() as folder:
-        config = TrainConfig(
-            run=Path(folder) / "run", data=DataConfig(train=data), model=model, batch_size=32, steps=steps + 10,
-            accelerator="cpu", tensorboard=False,
-        )  # fmt: skip
-        run = Run(config)
-        started = time.perf_counter()
-        for batch in run.batches_to_come():
-            run.step(batch)
-            taken["step"].append(time.perf_counter() - started)
-            started = time.perf_counter()
-        bare = run.bare if hasattr(run, "bare") else run.model.module
-    import torch
+    sizes = LogMemoryConfig(slots=33, normalize="area", window=64, layers=4, heads=4, width=128)
+    store = open_tokens(data)
+    model = build(sizes, store.tokenizer.size).eval()
+    windows = Windows(store, model.window, model.history)
 
-    windows = Windows(open_tokens(data), bare.window, bare.history)
-    bare.eval()
-    with torch.no_grad():
-        for number in range(steps + 10):
-            started = time.perf_counter()
+    def score(number: int) -> None:
+        with torch.no_grad():
             history, tokens, targets = windows.batch(np.arange(number * 32, number * 32 + 32))
-            bare(history, tokens, targets)
-            taken["score"].append(time.perf_counter() - started)
+            model(history, tokens, targets)
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(
+            TrainConfig(
+                run=Path(folder) / "run", data=DataConfig(train=data), model=sizes, batch_size=32, steps=steps + 10,
+                accelerator="cpu", tensorboard=False,
+            )
+        )  # fmt: skip
+        batches = iter(run.batches_to_come())
+        work = {"score": score, "step": lambda number: run.step(next(batches))}
+        taken: dict[str, list[float]] = {name: [] for name in work}
+        for name, one in work.items():
+            for number in range(steps + 10):
+                started = time.perf_counter()
+                one(number)
+                taken[name].append(time.perf_counter() - started)
     return {name: 1000 * min(times[10:]) for name, times in taken.items()}
 
 
