@@ -1,12 +1,11 @@
-"""Has training or scoring on a CPU become slower? Two checkouts of logpast in turn, in one run.
+"""Has training or scoring on a CPU become slower? Two checkouts of logpast, step by step in turn.
 
     git worktree add ../before REVISION
     python benchmarks/revisions_cpu.py --before ../before --data STORE --out results/revisions_cpu.json
 
-STORE is what `logpast data prepare` makes. The model is that of recipes/small-cpu.yaml, steps are the trainer's own;
-scoring is of the first windows, with random weights. Each checkout runs in processes of its own, both taking
-turns at being first. Other work on the machine can only add time, so a turn's figure is the fastest it saw, and the
-medians of these are compared. The JSON has all.
+STORE is what `logpast data prepare` makes. The model is that of recipes/small-cpu.yaml; steps are the trainer's own, and
+scoring is of windows in order, with random weights. Each checkout has a process of its own, which waits while the other
+works: whatever else the machine does falls on both alike. Compared are the times of two neighbouring pieces of work.
 """
 
 from __future__ import annotations
@@ -22,9 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+BATCH = 32
+WARM_UP = 10
 
-def measure(data: str, steps: int) -> dict[str, float]:
-    """In the checkout that is on the path."""
+
+def work(data: str) -> None:
+    """For the checkout that is on the path: a word on each line of the input, what it took on each of the output."""
     import numpy as np
     import torch
 
@@ -37,61 +39,80 @@ def measure(data: str, steps: int) -> dict[str, float]:
     sizes = LogMemoryConfig(slots=33, normalize="area", window=64, layers=4, heads=4, width=128)
     store = open_tokens(data)
     model = build(sizes, store.tokenizer.size).eval()
-    windows = Windows(store, model.window, model.history)
-
-    def score(number: int) -> None:
-        with torch.no_grad():
-            history, tokens, targets = windows.batch(np.arange(number * 32, number * 32 + 32))
-            model(history, tokens, targets)
-
+    windows, scored = Windows(store, model.window, model.history), 0
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(
-            TrainConfig(
-                run=Path(folder) / "run", data=DataConfig(train=data), model=sizes, batch_size=32, steps=steps + 10,
-                accelerator="cpu", tensorboard=False,
-            )
+        config = TrainConfig(
+            run=Path(folder) / "run", data=DataConfig(train=data), model=sizes, batch_size=BATCH, steps=10**6,
+            accelerator="cpu", tensorboard=False,
         )  # fmt: skip
+        run = Run(config)
         batches = iter(run.batches_to_come())
-        work = {"score": score, "step": lambda number: run.step(next(batches))}
-        taken: dict[str, list[float]] = {name: [] for name in work}
-        for name, one in work.items():
-            for number in range(steps + 10):
-                started = time.perf_counter()
-                one(number)
-                taken[name].append(time.perf_counter() - started)
-    return {name: 1000 * min(times[10:]) for name, times in taken.items()}
+        for word in sys.stdin:
+            started = time.perf_counter()
+            if word.strip() == "step":
+                run.step(next(batches))
+            else:
+                with torch.no_grad():
+                    model(*windows.batch(np.arange(scored, scored + BATCH) % len(windows)))
+                scored += BATCH
+            print(json.dumps(1000 * (time.perf_counter() - started)), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="a checkout of the revision to compare with")
     parser.add_argument("--data", required=True, help="a token store")
-    parser.add_argument("--steps", type=int, default=60, help="timed steps of a turn")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument(
+        "--pairs", type=int, default=150, help="timed steps of each checkout, and as many batches scored"
+    )
     parser.add_argument("--out", type=Path, help="write the table as JSON")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     words = parser.parse_args()
-    if words.measure:
-        print(json.dumps(measure(words.data, words.steps)))
-        return
+    if words.work:
+        return work(words.data)
     places = {"before": words.before, "after": Path(__file__).parents[1]}
     if not words.before or not (words.before / "src" / "logpast").is_dir():
         parser.error("--before must be a checkout of logpast: git worktree add ../before REVISION")
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in places}
-    for turn in range(words.turns):
-        for name in list(places)[:: 1 if turn % 2 else -1]:
-            command = [sys.executable, __file__, "--measure", "--data", words.data, "--steps", str(words.steps)]
-            environment = os.environ | {"PYTHONPATH": str(places[name].resolve() / "src")}
-            output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-            found[name].append(json.loads(output.splitlines()[-1]))
-            print(name, found[name][-1], flush=True)
-    rows, ratios = [], {}
-    for what in ("step", "score"):
-        turns = {name: [round(turn[what], 1) for turn in turns] for name, turns in found.items()}
-        before, after = (statistics.median(turns[name]) for name in ("before", "after"))
-        rows.append({"work": what, "before_ms": before, "after_ms": after, "turns": turns})
-        ratios[what] = round(after / before, 3)
-    print("after / before:", ratios)
+    command = [sys.executable, __file__, "--work", "--data", words.data]
+    workers = {
+        name: subprocess.Popen(
+            command, env=os.environ | {"PYTHONPATH": str(place.resolve() / "src")}, text=True, bufsize=1,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )
+        for name, place in places.items()
+    }  # fmt: skip
+
+    def ask(name: str, what: str) -> float:
+        talk = workers[name]
+        assert talk.stdin is not None
+        assert talk.stdout is not None
+        talk.stdin.write(what + "\n")
+        for line in talk.stdout:
+            try:
+                return float(line)
+            except ValueError:
+                pass  # what the checkout has to say
+        raise SystemExit(f"the process for {places[name]} has ended; what it said stands above")
+
+    rows: list[dict[str, Any]] = []
+    for what in ("score", "step"):
+        taken: dict[str, list[float]] = {name: [] for name in places}
+        for number in range(WARM_UP + words.pairs):
+            for name in list(places)[:: 1 if number % 2 else -1]:
+                taken[name].append(ask(name, what))
+            if number % 10 == 0:
+                print(f"{what} {number}/{WARM_UP + words.pairs}", file=sys.stderr, flush=True)
+        before, after = (taken[name][WARM_UP:] for name in places)
+        ratios = [new / old for old, new in zip(before, after, strict=True)]
+        deciles = statistics.quantiles(ratios, n=10)
+        rows.append({
+            "work": what, "pairs": len(ratios), "before_ms": round(statistics.median(before), 2),
+            "after_ms": round(statistics.median(after), 2), "ratio": round(statistics.median(ratios), 3),
+            "ratio_10": round(deciles[0], 3), "ratio_90": round(deciles[-1], 3),
+        })  # fmt: skip
+        print(rows[-1], flush=True)
+    for worker in workers.values():
+        worker.communicate()
     if words.out:
         from logpast.data import open_tokens
         from logpast.environment import describe, pick_device
@@ -99,12 +120,15 @@ def main() -> None:
         def revision(place: Path) -> str:
             return subprocess.check_output(["git", "-C", place, "rev-parse", "HEAD"], text=True).strip()
 
-        about: dict[str, Any] = {
-            "what": "ms of a training step and of scoring a batch on a CPU: the fastest of each turn, medians of turns"
+        table = {
+            "what": "ms of a training step and of scoring a batch on a CPU: medians, and of the pairs' ratios",
+            "data": open_tokens(words.data).identity,
+            "revision": revision(places["after"]),
+            "before": revision(places["before"]),
+            "hardware": describe(pick_device("cpu")),
+            "rows": rows,
+            "ratios": {row["work"]: row["ratio"] for row in rows},
         }
-        about |= {"data": open_tokens(words.data).identity}
-        about |= {"revision": revision(places["after"]), "before": revision(places["before"])}
-        table = about | {"hardware": describe(pick_device("cpu")), "rows": rows, "ratios": ratios}
         words.out.write_text(json.dumps(table, indent=2) + "\n")
 
 
