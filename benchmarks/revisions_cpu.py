@@ -4,7 +4,7 @@
     python benchmarks/revisions_cpu.py --before ../before --data STORE --out results/revisions_cpu.json
 
 STORE is what `logpast data prepare` makes. The model is that of recipes/small-cpu.yaml; steps are the trainer's own,
-scoring is of windows in order and with random weights. Each checkout has a process of its own, which waits while the other
+scoring is of windows in order, with random weights. Each checkout has a process of its own, waiting while the other
 works: whatever else the machine does falls on both alike. Compared are the times of two neighbouring pieces of work.
 """
 
