@@ -26,12 +26,13 @@ WARM_UP = 10
 
 
 def work(data: str) -> None:
-    """For the checkout that is on the path: a word on each line of the input, what it took on each of the output."""
+    """For the checkout that is on the path: which it is, then for each word of the input the milliseconds it took."""
     import numpy as np
     import torch
 
     from logpast.data import open_tokens
     from logpast.data.windows import Windows
+    from logpast.environment import revision
     from logpast.models import LogMemoryConfig, build
     from logpast.training.config import DataConfig, TrainConfig
     from logpast.training.loop import Run
@@ -47,6 +48,7 @@ def work(data: str) -> None:
         )  # fmt: skip
         run = Run(config)
         batches = iter(run.batches_to_come())
+        print(json.dumps([revision()]), flush=True)
         for word in sys.stdin:
             started = time.perf_counter()
             if word.strip() == "step":
@@ -55,7 +57,7 @@ def work(data: str) -> None:
                 with torch.no_grad():
                     model(*windows.batch(np.arange(scored, scored + BATCH) % len(windows)))
                 scored += BATCH
-            print(json.dumps(1000 * (time.perf_counter() - started)), flush=True)
+            print(json.dumps([1000 * (time.perf_counter() - started)]), flush=True)
 
 
 def main() -> None:
@@ -73,6 +75,8 @@ def main() -> None:
     places = {"before": words.before, "after": Path(__file__).parents[1]}
     if not words.before or not (words.before / "src" / "logpast").is_dir():
         parser.error("--before must be a checkout of logpast: git worktree add ../before REVISION")
+    if words.pairs < 2:
+        parser.error("--pairs must be 2 or more")
     command = [sys.executable, __file__, "--work", "--data", words.data]
     workers = {
         name: subprocess.Popen(
@@ -82,17 +86,17 @@ def main() -> None:
         for name, place in places.items()
     }  # fmt: skip
 
-    def ask(name: str, what: str) -> float:
-        talk = workers[name]
-        assert talk.stdin is not None
-        assert talk.stdout is not None
-        talk.stdin.write(what + "\n")
-        for line in talk.stdout:
-            try:
-                return float(line)
-            except ValueError:
-                pass  # what the checkout has to say
+    def answer(name: str) -> Any:
+        for line in workers[name].stdout or ():
+            if line.startswith("["):  # the rest is what the trainer has to say
+                return json.loads(line)[0]
         raise SystemExit(f"the process for {places[name]} has ended; what it said stands above")
+
+    def ask(name: str, what: str) -> float:
+        print(what, file=workers[name].stdin)
+        return float(answer(name))
+
+    revisions = {name: answer(name) for name in places}
 
     rows: list[dict[str, Any]] = []
     for what in ("score", "step"):
@@ -117,14 +121,11 @@ def main() -> None:
         from logpast.data import open_tokens
         from logpast.environment import describe, pick_device
 
-        def revision(place: Path) -> str:
-            return subprocess.check_output(["git", "-C", place, "rev-parse", "HEAD"], text=True).strip()
-
         table = {
             "what": "ms of a training step and of scoring a batch on a CPU: medians, and of the pairs' ratios",
             "data": open_tokens(words.data).identity,
-            "revision": revision(places["after"]),
-            "before": revision(places["before"]),
+            "revision": revisions["after"],
+            "before": revisions["before"],
             "hardware": describe(pick_device("cpu")),
             "rows": rows,
             "ratios": {row["work"]: row["ratio"] for row in rows},

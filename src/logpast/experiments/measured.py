@@ -76,7 +76,7 @@ def _belongs(entry: Entry, table: printed.Sweep) -> bool:
     bank = {"spacing": PAPER_SPACING, "first_peak": 1.0, "reach": 1.0}
     return (
         str(entry.get("test_data.name")).startswith(f"{table.corpus}:test")
-        and "comparison" not in entry.row  # of rivals, with a learning rate of each one's own
+        and "comparison" not in entry.row
         and entry.get("scores.accounting") == "all"
         and model.get("window") == printed.WINDOW
         and model.get("slots") in [row.slots for row in table.rows]
