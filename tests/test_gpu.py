@@ -14,7 +14,8 @@ from logpast.experiments.evaluation import evaluate
 from logpast.filters import FilterBank
 from logpast.generation import generate
 from logpast.memory import LogMemory, naive
-from logpast.models import SYSTEMS
+from logpast.models import SYSTEMS, Recurrent, build
+from logpast.scoring import score
 from logpast.training.checkpoint import find_checkpoint
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
@@ -269,6 +270,25 @@ def test_scoring_is_that_of_the_cpu(train_config: TrainConfig, store: TokenStore
     assert list(results.values()) == pytest.approx([results["cpu", 1]] * 6, rel=1e-6)
     rough = evaluate(train_config.run, str(store.path), device="cuda", precision="bfloat16")["nats"]
     assert math.isclose(rough, results["cpu", 1], rel_tol=1e-2)
+
+
+@pytest.mark.parametrize("system", [name for name, kind in SYSTEMS.items() if issubclass(kind, Recurrent)])
+def test_scoring_what_reads_on_is_that_of_the_cpu(system: str) -> None:
+    """Replayed, with streams that end one after the other."""
+    torch.manual_seed(0)
+    store = TokenStore.in_memory([torch.randint(0, 60, (n,)).numpy() for n in (90, 400, 7, 60, 333, 64)], 61, 60)
+    model = build(SYSTEMS[system].Config(window=8, layers=2, heads=2, width=16), 61)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    here = score(model, store, 8, 0, 5, "document")
+    model.cuda()
+    for size in (1, 5, 64):
+        there = score(model, store, 8, 0, size, "document", "cuda")
+        np.testing.assert_allclose(there, here, rtol=1e-3, atol=1e-4)
+        assert math.isclose(there.sum(), here.sum(), rel_tol=1e-5)
+    with torch.autocast("cuda", torch.bfloat16):
+        rough = score(model, store, 8, 0, 5, "document", "cuda")
+    assert math.isclose(rough.sum(), here.sum(), rel_tol=1e-2)
 
 
 def test_generation_runs_there(train_config: TrainConfig) -> None:

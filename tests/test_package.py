@@ -16,7 +16,7 @@ FLOORS = [
     ["errors", "version", "filters", "files"],
     ["memory", "environment", "progress"],
     ["models", "data"],
-    ["metrics"],
+    ["metrics", "replay"],
     ["scoring"],
     ["training"],
     ["generation", "experiments"],

@@ -1,6 +1,7 @@
 """The contract of scoring: the nats of every token, each once, whatever the batch size."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from logpast import scoring
 from logpast.data import TokenStore
+from logpast.data.windows import Segments
 from logpast.filters import FilterBank
-from logpast.models import LogMemoryConfig, RecentConfig, Transformer, TransformerXLConfig, build
+from logpast.models import SYSTEMS, LogMemoryConfig, RecentConfig, Recurrent, Transformer, TransformerXLConfig, build
 from logpast.models.transformer import through
-from logpast.scoring import figures, per_document, score
+from logpast.scoring import Reading, figures, per_document, score
 
 SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
 CONFIGS = {
@@ -93,6 +96,31 @@ def test_a_recurrent_model_has_no_overlapping_windows() -> None:
     model = build(TransformerXLConfig(memory=3, **SIZES))
     with pytest.raises(ValueError, match="each token once"):
         score(model, store_of([9]), 4, 0, stride=2)
+
+
+@pytest.mark.parametrize("system", [name for name, kind in SYSTEMS.items() if issubclass(kind, Recurrent)])
+def test_rows_of_ended_streams_change_nothing(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a segment is replayed and has one shape; the replaying itself takes a GPU (test_gpu.py)."""
+    torch.manual_seed(0)
+    model = build(SYSTEMS[system].Config(**SIZES)).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    store = store_of([30, 3, 17, 1, 9, 40, 5])
+    shapes = []
+
+    def replay(read: Callable[[Segments], None]) -> Callable[[Segments], None]:
+        def again(batch: Segments) -> None:
+            shapes.append(len(batch.tokens))
+            read(batch)
+
+        return again
+
+    plain = score(model, store, 4, 0, 6, "document")
+    monkeypatch.setattr(scoring, "Replay", replay)
+    monkeypatch.setattr(scoring, "Reading", lambda model, replayed: Reading(model, replayed=True))
+    padded = score(model, store, 4, 0, 6, "document")
+    assert sorted(set(shapes)) == [1, 3, 6]
+    np.testing.assert_allclose(padded, plain, rtol=1e-12)
 
 
 @given(

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
 
 from logpast import metrics
 from logpast.data.tokens import TokenStore
-from logpast.data.windows import Streams, Windows
+from logpast.data.windows import Batch, Segments, Streams, Windows
 from logpast.memory.naive import accumulation_dtype
 from logpast.models import State
+from logpast.replay import Replay
 
 
 @torch.inference_mode()
@@ -61,20 +64,13 @@ def score(
     nats = np.zeros(len(store) if count == len(windows) else windows.places(count - 1).stop)
     training, done = model.training, 0
     model.eval()
+    alone_on_gpu = torch.device(device).type == "cuda" and ranks == 1
     groups = _streams(windows, count, batch_size) if recurrent else _rows(count, batch_size)
     for batches in islice(groups, rank, None, ranks):
-        state: State | None = None
+        costs_of = Reading(model, alone_on_gpu) if recurrent else lambda batch: model(*batch)
         for indices in batches:
-            batch = windows.batch(indices).to(device)
-            if recurrent:
-                fresh = torch.full((len(indices), 1), state is None, device=device)
-                before = {name: value[: len(indices)] for name, value in (state or model.start(len(indices))).items()}
-                costs, state, _ = model(batch.tokens.unsqueeze(1), batch.targets.unsqueeze(1), fresh, before)
-            else:
-                costs = model(*batch)
-            for index, row in zip(
-                indices, costs.flatten(1).cpu().to(accumulation_dtype(costs.dtype)).numpy(), strict=True
-            ):
+            costs = costs_of(windows.batch(indices).to(device))
+            for index, row in zip(indices, costs.cpu().to(accumulation_dtype(costs.dtype)).numpy(), strict=True):
                 place = windows.places(int(index))
                 nats[place] = row[windows.overlap(int(index)) :][: place.stop - place.start]
                 done += place.stop - place.start
@@ -82,6 +78,37 @@ def score(
                 progress(done)
     model.train(training)
     return nats
+
+
+class Reading:
+    """A recurrent model on its way through streams side by side: called with the next window of each, gives its nats.
+
+    The streams that end must be the last of them. A segment is hundreds of small kernels, so on a GPU it is `replayed`
+    as one CUDA graph. That has one shape, so rows of streams that ended stay until they are half of all.
+    """
+
+    def __init__(self, model: Any, replayed: bool = False) -> None:
+        self.model, self.replayed = model, replayed
+        self.rows = 0
+
+    def __call__(self, batch: Batch) -> Tensor:
+        count, fresh = len(batch.tokens), self.rows == 0
+        if fresh or count <= (self.rows // 2 if self.replayed else self.rows - 1):
+            self._begin(count)
+        tokens, targets = (F.pad(ids, (0, 0, 0, self.rows - count), value=-1).unsqueeze(1) for ids in batch[1:])
+        self.read(Segments(tokens, targets, torch.full((self.rows, 1), fresh, device=tokens.device)))
+        return self.costs[:count, 0]
+
+    def _begin(self, rows: int) -> None:
+        before = self.state if self.rows else self.model.start(rows)
+        self.state: State = {name: value[:rows].clone() for name, value in before.items()}
+        self.rows = rows
+        self.read = Replay(self._read) if self.replayed else self._read
+
+    def _read(self, batch: Segments) -> None:
+        self.costs, after, _ = self.model(*batch, self.state)
+        for name, value in self.state.items():
+            value.copy_(after[name])
 
 
 Indices = NDArray[np.int64]

@@ -9,7 +9,7 @@ import torch
 from logpast.models import LanguageModel
 from logpast.training.config import TrainConfig
 
-MOST = 8  # models
+MOST = 16  # models, more than a comparison has
 TIMES = 64  # that PyTorch may compile one function, which all models of a kind share; by itself it gives up after 8
 
 _kept: dict[tuple[Any, ...], LanguageModel] = {}

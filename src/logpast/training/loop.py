@@ -29,6 +29,7 @@ from logpast.memory import HAS_TRITON
 from logpast.metrics import perplexity
 from logpast.models import Recurrent, State, build
 from logpast.progress import Meter, meter
+from logpast.replay import Replay
 from logpast.scoring import score
 from logpast.training.checkpoint import (
     Checkpoint,
@@ -42,7 +43,6 @@ from logpast.training.compiled import compiled, done_with
 from logpast.training.config import DataConfig, TrainConfig, recipe
 from logpast.training.log import Log
 from logpast.training.optimizer import build_optimizer, learning_rate, set_rate
-from logpast.training.replay import Replay
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

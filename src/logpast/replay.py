@@ -1,8 +1,10 @@
-"""A training step as one CUDA graph: the host says "again" instead of launching hundreds of kernels."""
+"""Work that comes again and again as one CUDA graph: the host says "again" instead of launching hundreds of kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 
@@ -11,17 +13,23 @@ from logpast.data.windows import Batch, Segments
 WARM_UP = 3  # calls before the capture: they compile kernels and claim the libraries' workspaces
 
 
+@cache
+def _beside(device: int) -> torch.cuda.Stream:
+    """Where all that is replayed on a device is captured: for each stream, libraries claim workspaces anew."""
+    return torch.cuda.Stream(device)
+
+
 class Replay:
-    """`update`, a function of a batch that works on one CUDA device and tells the host nothing.
+    """`work`, a function of a batch that works on one CUDA device and tells the host nothing.
 
     It is called as it is a few times, then captured, then replayed; batches must have one shape.
     """
 
-    def __init__(self, update: Callable[[Batch | Segments], None]) -> None:
-        self.update = update
+    def __init__(self, work: Callable[[Any], None]) -> None:
+        self.work = work
         self.calls = 0
         self.graph = torch.cuda.CUDAGraph()
-        self.stream = torch.cuda.Stream()
+        self.stream = _beside(torch.cuda.current_device())
 
     def __call__(self, batch: Batch | Segments) -> None:
         if self.calls == 0:
@@ -31,11 +39,11 @@ class Replay:
         if self.calls < WARM_UP:
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
-                self.update(self.batch)
+                self.work(self.batch)
             torch.cuda.current_stream().wait_stream(self.stream)
         elif self.calls == WARM_UP:
             with torch.cuda.graph(self.graph, stream=self.stream):
-                self.update(self.batch)
+                self.work(self.batch)
         if self.calls >= WARM_UP:
             self.graph.replay()
         self.calls += 1
