@@ -14,9 +14,10 @@ from logpast.experiments.evaluation import evaluate
 from logpast.filters import FilterBank
 from logpast.generation import generate
 from logpast.memory import LogMemory, naive
-from logpast.models import SYSTEMS, Recurrent, build
+from logpast.models import SYSTEMS, LanguageModel, Recurrent, build
 from logpast.scoring import score
 from logpast.training.checkpoint import find_checkpoint
+from logpast.training.compiled import _how
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
 from logpast.training.loop import train
@@ -247,6 +248,34 @@ def test_rivals_train_as_on_the_cpu(train_config: TrainConfig, system: str, prec
     sizes = {"window": 8, "layers": 2, "heads": 2, "width": 16, "segments": 2}
     config = replace(train_config, model=SYSTEMS[system].Config(**sizes), batch_size=3)
     trains_alike(config, replace(config, accelerator="cuda", precision=precision), 1e-3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_compiled_system_has_the_gradients_of_a_plain_one(system: str) -> None:
+    """At the sizes of a comparison: the compiler was wrong at these, and right at the small ones of the other tests."""
+    torch.manual_seed(0)
+    config = SYSTEMS[system].Config(layers=2, heads=6, width=384, vocabulary=1024)
+    models = [build(config).cuda(), build(config).cuda()]
+    models[1].load_state_dict(models[0].state_dict())
+    models[1].compile(**_how(torch.device("cuda")))
+    shape = (4, getattr(config, "segments", 1) + 1, config.window)
+    tokens, targets = (torch.randint(0, 1024, shape, device="cuda") for _ in range(2))
+    fresh = torch.zeros(shape[:2], dtype=torch.bool, device="cuda")
+
+    def gradients(model: LanguageModel, low: bool) -> list[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16, enabled=low):
+            if isinstance(model, Recurrent):
+                nats, _, extra = model(tokens, targets, fresh, model.start(4))
+                loss = nats.mean() + extra.mean()
+            else:
+                loss = model(tokens.view(4, -1)[:, : model.history].int(), tokens[:, -1], targets[:, -1]).mean()
+        return list(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+
+    exact, plain, ours = gradients(models[0], False), gradients(models[0], True), gradients(models[1], True)
+    for true, one, other in zip(exact, plain, ours, strict=True):
+        if true is not None:
+            usual, off = ((some - true).norm() for some in (one, other))
+            assert off <= 2 * usual + 1e-3 * true.norm()
 
 
 def test_resuming_goes_on_with_the_optimizer(train_config: TrainConfig) -> None:

@@ -197,6 +197,7 @@ def test_operators_are_what_they_say() -> None:
     ops = torch.ops.logpast
     for op, given in (
         (ops.head, (x(5, 6), x(20, 6), torch.tensor([3, -1, 0, 19, 7]))),
+        (ops.cross_entropy, (x(5, 20), torch.tensor([3, -1, 0, 19, 7]))),
         (ops.attention, (x(2, 9, 96), x(96), 2)),
         (ops.gelu, (x(3, 128), x(128))),
         (ops.add_norm, (x(2, 5, 16), x(2, 5, 16), x(16), x(16), x(16), 1e-5)),
@@ -204,7 +205,7 @@ def test_operators_are_what_they_say() -> None:
         (ops.product, (x(2, 7, 3), x(5, 3), x(5), False)),
         (ops.product, (x(2, 7, 5), x(5, 3), None, True)),
     ):
-        no_gradient = op in (ops.to_weight, ops.product)
+        no_gradient = op in (ops.to_weight, ops.product, ops.cross_entropy)
         torch.library.opcheck(op, given, test_utils=CHECKS[::2] if no_gradient else CHECKS)
 
 
@@ -239,6 +240,10 @@ def test_head_is_cross_entropy(dtype: torch.dtype, vocabulary: int) -> None:
     assert costs.dtype == torch.float32
     assert costs[2] == costs[5] == 0
     assert relative(costs, reference.detach()) < BOUNDS[dtype]
+    logits = F.linear(hidden, table).detach()
+    kept = logits.clone()
+    assert relative(head.cross_entropy(logits, targets), reference.detach()) < BOUNDS[dtype]
+    assert torch.equal(logits, kept)
     for ours, true in zip((hidden, table), exact, strict=True):
         assert ours.grad is not None
         assert true.grad is not None
@@ -251,3 +256,5 @@ def test_head_takes_targets_of_any_stride_but_only_those_in_the_table() -> None:
     assert torch.equal(strided, head.nats(hidden, table, ids[:, 1].clone()))
     with pytest.raises(RuntimeError):
         head.nats(hidden, table, torch.tensor([0, 9, 1, 2]))
+    with pytest.raises(RuntimeError):
+        head.cross_entropy(hidden @ table.T, torch.tensor([0, 9, 1, 2]))

@@ -27,13 +27,30 @@ def nats(hidden: Tensor, table: Tensor, targets: Tensor) -> Tensor:
     return costs
 
 
+@operator("cross_entropy")
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The same from logits, for scoring: there is no gradient."""
+    return _costs(logits, targets, gradient=False)
+
+
+@cross_entropy.register_fake
+def _(logits: Tensor, targets: Tensor) -> Tensor:
+    return torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+
+
 @operator("head")
 def _head(hidden: Tensor, table: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    torch._assert_async((targets < table.shape[0]).all())
-    logits, targets = product(hidden, table), targets.contiguous()
-    costs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-    _cost[len(hidden),](logits, targets, costs, table.shape[0], **TILE)
-    return costs, logits
+    logits = product(hidden, table)
+    return _costs(logits, targets, gradient=True), logits
+
+
+def _costs(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
+    rows, vocabulary = logits.shape
+    torch._assert_async((targets < vocabulary).all())
+    costs = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    if rows:
+        _cost[rows,](logits.contiguous(), targets.contiguous(), costs, vocabulary, GRADIENT=gradient, **TILE)
+    return costs
 
 
 TILE = {"BLOCK": 4096, "num_warps": 16}  # measured on an H200
@@ -41,8 +58,8 @@ GROUP = tl.constexpr(8)  # neighbouring logits, which one thread reads at once
 
 
 @triton.jit
-def _cost(logits, targets, costs, vocabulary, BLOCK: tl.constexpr):
-    """A row of logits becomes its gradient."""
+def _cost(logits, targets, costs, vocabulary, GRADIENT: tl.constexpr, BLOCK: tl.constexpr):
+    """A row of logits, which may become its gradient."""
     row = logits + tl.program_id(0).to(tl.int64) * vocabulary
     target = tl.load(targets + tl.program_id(0))
     scored = target >= 0
@@ -62,13 +79,14 @@ def _cost(logits, targets, costs, vocabulary, BLOCK: tl.constexpr):
     peak = tl.max(largest, axis=0)
     normal = peak + tl.log(tl.sum(total * tl.exp(largest - peak), axis=0))
     tl.store(costs + tl.program_id(0), tl.where(scored, normal - wanted, 0.0))
-    last = (vocabulary - 1) // BLOCK * BLOCK
-    for start in range(0, vocabulary, BLOCK):  # backwards: what was read last is still in the cache
-        place = last - start + inside
-        x = tl.load(row + place, mask=place < vocabulary, other=-float("inf"), eviction_policy="evict_first")
-        gradient = tl.exp(x.to(tl.float32) - normal) - tl.where(place == target, 1.0, 0.0)
-        gradient = tl.where(scored, gradient, 0.0).to(logits.dtype.element_ty)
-        tl.store(row + place, gradient, mask=place < vocabulary, eviction_policy="evict_first")
+    if GRADIENT:
+        last = (vocabulary - 1) // BLOCK * BLOCK
+        for start in range(0, vocabulary, BLOCK):  # backwards: what was read last is still in the cache
+            place = last - start + inside
+            x = tl.load(row + place, mask=place < vocabulary, other=-float("inf"), eviction_policy="evict_first")
+            gradient = tl.exp(x.to(tl.float32) - normal) - tl.where(place == target, 1.0, 0.0)
+            gradient = tl.where(scored, gradient, 0.0).to(logits.dtype.element_ty)
+            tl.store(row + place, gradient, mask=place < vocabulary, eviction_policy="evict_first")
 
 
 @_head.register_fake

@@ -95,16 +95,15 @@ class LanguageModel(nn.Module):
     def nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """What each target costs; -1 is not scored and costs 0."""
         rows, wanted = hidden.flatten(0, 1), targets.flatten()
-        if HAS_TRITON and torch.is_grad_enabled() and rows.is_cuda and rows.dtype != torch.float64:
+        ours = HAS_TRITON and rows.is_cuda and rows.dtype != torch.float64
+        if ours and torch.is_grad_enabled():
             rows = in_autocast(rows)
             return head.nats(rows, self.table.weight.to(rows.dtype), wanted).view_as(targets)
         size = len(rows) if torch.is_grad_enabled() else SCORED_AT_ONCE
-        costs = []
-        for some, theirs in zip(rows.split(size), wanted.split(size), strict=True):
-            logits = self.logits(some)
-            costs.append(
-                F.cross_entropy(logits.to(accumulation_dtype(logits.dtype)), theirs, ignore_index=-1, reduction="none")
-            )
+        cost = head.cross_entropy if ours else _cross_entropy
+        costs = [
+            cost(self.logits(some), theirs) for some, theirs in zip(rows.split(size), wanted.split(size), strict=True)
+        ]
         return torch.cat(costs).view_as(targets)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -210,6 +209,10 @@ def add_norm(x: Tensor, layer: nn.Linear, more: Tensor, after: nn.LayerNorm) -> 
         return norm.add_norm(x, linear(more, layer.weight), layer.bias, after.weight, after.bias, after.eps)
     x = x + layer(more)
     return x, after(x)
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.to(accumulation_dtype(logits.dtype)), targets, ignore_index=-1, reduction="none")
 
 
 def _initialise(module: nn.Module) -> None:
