@@ -1,5 +1,6 @@
 """The same answers on a CUDA device: `make test-gpu`."""
 
+import gc
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 
 from logpast.data import TokenStore
+from logpast.data.windows import Segments
 from logpast.experiments.evaluation import evaluate
 from logpast.filters import FilterBank
 from logpast.generation import generate
 from logpast.memory import LogMemory, naive
 from logpast.models import SYSTEMS, LanguageModel, Recurrent, build
+from logpast.replay import Replay
 from logpast.scoring import score
 from logpast.training.checkpoint import find_checkpoint
 from logpast.training.compiled import _how
@@ -104,6 +107,22 @@ def test_replay_with_parts_of_a_batch(train_config: TrainConfig) -> None:
         train(config)
     one, other = ([r["loss"] for r in read_log(c.run) if "loss" in r] for c in (whole, parts))
     assert other == pytest.approx(one, rel=1e-4)
+
+
+def test_nothing_is_collected_during_a_capture() -> None:
+    """Garbage may hold an earlier graph, and freeing that would end the capture."""
+    collecting, total = [], torch.zeros(3, device="cuda")
+
+    def work(batch: Segments) -> None:
+        collecting.append(gc.isenabled())
+        total.add_(batch.tokens)
+
+    replay = Replay(work)
+    for number in range(6):
+        replay(Segments(*[torch.full((3,), number, device="cuda")] * 3))
+    assert collecting == [True, True, True, False]
+    assert gc.isenabled()
+    assert total.tolist() == [15] * 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -257,7 +276,7 @@ def test_a_compiled_system_has_the_gradients_of_a_plain_one(system: str) -> None
     config = SYSTEMS[system].Config(layers=2, heads=6, width=384, vocabulary=1024)
     models = [build(config).cuda(), build(config).cuda()]
     models[1].load_state_dict(models[0].state_dict())
-    models[1].compile(**_how(torch.device("cuda")))
+    models[1].compile(**_how(models[0], torch.device("cuda")))
     shape = (4, getattr(config, "segments", 1) + 1, config.window)
     tokens, targets = (torch.randint(0, 1024, shape, device="cuda") for _ in range(2))
     fresh = torch.zeros(shape[:2], dtype=torch.bool, device="cuda")

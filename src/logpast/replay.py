@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -17,6 +19,18 @@ WARM_UP = 3  # calls before the capture: they compile kernels and claim the libr
 def _beside(device: int) -> torch.cuda.Stream:
     """Where all that is replayed on a device is captured: for each stream, libraries claim workspaces anew."""
     return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage may hold an earlier graph, and to free that during a capture ends the capture."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Replay:
@@ -42,7 +56,7 @@ class Replay:
                 self.work(self.batch)
             torch.cuda.current_stream().wait_stream(self.stream)
         elif self.calls == WARM_UP:
-            with torch.cuda.graph(self.graph, stream=self.stream):
+            with _no_collection(), torch.cuda.graph(self.graph, stream=self.stream):
                 self.work(self.batch)
         if self.calls >= WARM_UP:
             self.graph.replay()

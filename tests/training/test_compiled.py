@@ -24,7 +24,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
         graphs.append(graph)
         return graph
 
-    monkeypatch.setattr(compiled, "_how", lambda device: {"dynamic": False, "backend": keep})
+    monkeypatch.setattr(compiled, "_how", lambda model, device: {"dynamic": False, "backend": keep})
     monkeypatch.setattr(compiled, "_kept", {})
     monkeypatch.setattr(compiled, "_made", 0)
     torch.compiler.reset()
@@ -84,7 +84,7 @@ def test_a_copy_has_its_own_weights(system: str, made: list[object]) -> None:
     assert isinstance(model, Recurrent)
     ids = torch.randint(0, 20, (2, 2, 8))
     given = ids, ids, torch.tensor([[True, False]] * 2), model.start(2)
-    model.compile(**compiled._how(torch.device("cpu")))
+    model.compile(**compiled._how(model, torch.device("cpu")))
     nats = model(*given)[0]
     assert made
     other = copy.deepcopy(model)

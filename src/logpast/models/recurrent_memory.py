@@ -19,9 +19,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from logpast.memory.naive import embed, in_autocast
+from logpast.memory.naive import accumulation_dtype, embed, in_autocast
 from logpast.models.language_model import Recurrent, RecurrentConfig, State
 from logpast.models.transformer import Attention, Block, KeyValueCache, through
 from logpast.models.transformer_xl import RelativeAttention, TransformerXL, TransformerXLConfig, by_place
@@ -49,15 +48,14 @@ class MemoryAttention(Attention):
         self.memory_tokens = memory_tokens
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        n, end = self.memory_tokens, x.shape[1] - self.memory_tokens
+        """Spelled out: with PyTorch's own attention, compiled gradients were NaN on a GPU at some lengths."""
         by_head = self.query_key_value(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = by_head.unbind()
-        # three without a mask, which the fast kernels do not take
-        read = F.scaled_dot_product_attention(query[:, :, :n], key[:, :, :n], value[:, :, :n])
-        tokens = F.scaled_dot_product_attention(query[:, :, :end], key[:, :, :end], value[:, :, :end], is_causal=True)
-        write = F.scaled_dot_product_attention(query[:, :, end:], key, value)
-        mixed = torch.cat([read, tokens[:, :, n:], write], dim=2)
-        return mixed.transpose(1, 2).flatten(2)
+        scores = query @ key.mT
+        scores = scores.to(accumulation_dtype(scores.dtype)) * query.shape[-1] ** -0.5
+        seen = segment_seen(self.memory_tokens, x.shape[1] - 2 * self.memory_tokens, x.device)
+        shares = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+        return (shares.to(value.dtype) @ value).transpose(1, 2).flatten(2)
 
 
 class MemoryBlock(Block):
@@ -158,7 +156,8 @@ class TransformerXLRecurrentMemory(TransformerXL):
         x = torch.cat([memory, embed(self.table.weight, tokens), memory], dim=1)
         x = in_autocast(x)
         n, length, remembered = memory.shape[1], tokens.shape[1], cache.shape[2]
-        visible = torch.cat([cache_seen(n, length, remembered, filled), segment_seen(n, length, filled)], dim=-1)
+        own = segment_seen(n, length, filled.device).expand(len(filled), 1, -1, -1)
+        visible = torch.cat([cache_seen(n, length, remembered, filled), own], dim=-1)
         kept = []
         for number, block in enumerate(self.blocks):
             past = cache[:, number].to(x.dtype)
@@ -180,8 +179,8 @@ def cache_seen(n: int, length: int, remembered: int, filled: Tensor) -> Tensor:
     return (n <= place) & (place < n + length) & real
 
 
-def segment_seen(n: int, length: int, filled: Tensor) -> Tensor:
-    """(B, 1, P, P), P = n + length + n: a token sees up to itself, a memory place up to the end of its block."""
-    place = torch.arange(n + length + n, device=filled.device)
+def segment_seen(n: int, length: int, device: torch.device) -> Tensor:
+    """(P, P), P = n + length + n: a token sees up to itself, a memory place up to the end of its block."""
+    place = torch.arange(n + length + n, device=device)
     last = torch.where(place < n, n - 1, torch.where(place < n + length, place, n + length + n - 1))
-    return (place <= last.unsqueeze(1)).expand(len(filled), 1, -1, -1)
+    return place <= last.unsqueeze(1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from logpast.models import LanguageModel
+from logpast.models import LanguageModel, Recurrent
 from logpast.training.config import TrainConfig
 
 MOST = 16  # models, more than a comparison has
@@ -29,7 +29,7 @@ def compiled(model: LanguageModel, config: TrainConfig, device: torch.device) ->
         _made = 0
     _made += 1
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, TIMES)
-    model.compile(**_how(device))
+    model.compile(**_how(model, device))
     return model
 
 
@@ -40,9 +40,15 @@ def done_with(model: LanguageModel, config: TrainConfig, device: torch.device) -
     _kept[_kind(model, config, device)] = model
 
 
-def _how(device: torch.device) -> dict[str, Any]:
-    """With combo kernels what is small and independent, such as casts of weights, goes together."""
-    return {"dynamic": False, "options": {"combo_kernels": device.type == "cuda"}}
+def _how(model: LanguageModel, device: torch.device) -> dict[str, Any]:
+    """With combo kernels what is small and independent, such as casts of weights, goes together.
+
+    Rows are not padded where a model reads on: PyTorch 2.11 then read what it had not written, and gradients of
+    Transformer-XL + RMT were wrong by factors of 10⁸ at some lengths.
+    """
+    on_gpu = device.type == "cuda"
+    padded = not isinstance(model, Recurrent)
+    return {"dynamic": False, "options": {"combo_kernels": on_gpu, "comprehensive_padding": padded}}
 
 
 def _kind(model: LanguageModel, config: TrainConfig, device: torch.device) -> tuple[Any, ...]:
