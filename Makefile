@@ -42,7 +42,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow and not gpu'
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow and not gpu'
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

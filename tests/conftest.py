@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from logpast.data import TokenStore, prepare
 from logpast.models import LogMemoryConfig, RecentConfig
@@ -14,6 +15,13 @@ darkness was upon the face of the deep. And the Spirit of God moved upon the fac
 And God said, Let there be light: and there was light. And God saw the light, that it was good: and God divided
 the light from the darkness. And God called the light Day, and the darkness he called Night.
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """For each process, those that tests start included: how a sum is shared out among threads shows in its bits."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

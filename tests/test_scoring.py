@@ -188,7 +188,13 @@ def test_figures_and_intervals() -> None:
     assert result["bits_per_byte"] == pytest.approx(nats.sum() / 60 / math.log(2))
     for name, (low, high) in result["interval"].items():
         assert low < result[name] < high
+    assert result["by_document"]["tokens"] == [30, 10, 20]
+    assert result["by_document"]["nats"] == pytest.approx(
+        [nats[:30].sum(), nats[30:40].sum(), nats[40:].sum()], abs=1e-3
+    )
     assert "interval" not in figures(nats[:30], store_of([30]))
+    many = store_of([1] * (scoring.KEPT + 1))
+    assert "by_document" not in figures(np.ones(len(many)), many)
 
 
 def test_per_document_within_a_span() -> None:

@@ -21,6 +21,8 @@ from logpast.memory.naive import accumulation_dtype
 from logpast.models import State
 from logpast.replay import Replay
 
+KEPT = 2000  # documents at most whose nats stand beside the figures
+
 
 @torch.inference_mode()
 def score(
@@ -130,7 +132,10 @@ def _streams(windows: Windows, count: int, batch_size: int) -> Iterator[list[Ind
 
 
 def figures(nats: NDArray[np.float64], store: TokenStore, span: slice = slice(None)) -> dict[str, Any]:
-    """All figures for the tokens in `span`, with 95 % intervals over documents where there are several."""
+    """All figures for the tokens in `span`, with 95 % intervals over documents where there are several.
+
+    Each document's nats stand with them, so that other models' can be set beside them, document by document.
+    """
     chosen, documents = nats[span], store.documents
     result = metrics.summary(math.fsum(chosen), len(chosen), store.counts)
     result["documents"] = len(documents.start)
@@ -142,6 +147,8 @@ def figures(nats: NDArray[np.float64], store: TokenStore, span: slice = slice(No
         in_bits = [bound / math.log(2) for bound in intervals.pop("byte")]
         in_ppl = {f"ppl_{unit}": [metrics.perplexity(bound, 1) for bound in both] for unit, both in intervals.items()}
         result["interval"] = in_ppl | {"bits_per_byte": in_bits}
+        if len(documents.start) <= KEPT:
+            result["by_document"] = {"nats": [round(float(n), 3) for n in summed], "tokens": tokens.tolist()}
     return result
 
 

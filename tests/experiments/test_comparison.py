@@ -66,6 +66,14 @@ def test_all_systems_in_one_table(page: Path, tmp_path: Path, monkeypatch: pytes
     table = (out / "table.md").read_text()
     assert re.search(r"\| memory \| 2 \| [\d.]+ ± [\d.]+ \[[\d.]+, [\d.]+\] \|", table)
     assert (out / "plot.png").stat().st_size > 10_000
+    heads, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
+    column = heads.index("nats against memory")
+    assert lines[0][column] == ""
+    nats = {name: sum(r["scores"]["nats"] for r in rows if r["comparison"]["system"] == name) for name in lengths}
+    wanted = (nats["xl"] - nats["memory"]) / 2 / rows[0]["scores"]["tokens"]
+    mean, low, high = (float(number) for number in re.findall(r"[+-][\d.]+", lines[2][column]))
+    assert mean == pytest.approx(wanted, abs=1e-4)
+    assert low < mean < high
 
     def never(*arguments: object) -> None:
         raise AssertionError("trained again")
@@ -206,6 +214,21 @@ def test_no_name_leads_out_of_the_folder(page: Path, tmp_path: Path) -> None:
     assert row["run"] == ".._Tü_XL + a-tokens-0"
     assert [path.name for path in (out / "runs").iterdir()] == [row["run"]]
     assert [path.name for path in (out / "search").iterdir()] == [".._Tü_XL + a.json"]
+
+
+def test_rows_without_documents_have_no_column_against() -> None:
+    cell = {"peak_bytes": None, "tokens_per_second": 9.0, "attention_length": 9, "state_bytes": 9, "learning_rate": 0.1}
+    scores = {"ppl_token": 20.0, "ppl_word": 30.0, "bits_per_byte": 1.5}
+    rows = [
+        {"seed": 0, "scores": scores, "parameters": 9, "train_tokens": 9, "comparison": cell | {"system": name}}
+        for name in ("a", "b")
+    ]
+    heads, lines, *_ = comparison_table.table(rows)
+    assert "peak MiB" not in heads
+    assert not any("against" in head for head in heads)
+    assert [len(line) for line in lines] == [len(heads)] * 2
+    rows[0]["scores"] = scores | {"by_document": {"nats": [1.0, 2.0], "tokens": [3, 4]}}
+    assert comparison_table.table(rows).heads == heads
 
 
 def test_ticks_that_lie_close_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

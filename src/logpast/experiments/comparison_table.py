@@ -6,9 +6,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from logpast.experiments import tables
+from logpast.metrics import paired_difference
 
 
 def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -19,22 +21,47 @@ def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def table(rows: list[dict[str, Any]]) -> tables.Table:
-    """Means over seeds; after ±, their standard deviation; in brackets, 95 % over documents, of the first seed."""
-    heads = ("system", "seeds", "ppl_token", "ppl_word", "bits/byte", "weights", "attention", "training tokens",
-             "tokens/s", "peak MiB", "state KiB", "learning rate")  # fmt: skip
+    """Means over seeds; after ±, their standard deviation; in brackets, 95 % over documents, of the first seed.
+
+    Against the first system: nats per token from the same seeds on the same documents, in brackets 95 % over these.
+    Columns of which nothing is known are left out.
+    """
+    groups = _by_system(rows)
+    base = next(iter(groups), "")
     lines = []
-    for name, group in _by_system(rows).items():
+    for name, group in groups.items():
         cell, first = group[0]["comparison"], group[0]
         peaks = [row["comparison"]["peak_bytes"] for row in group if row["comparison"]["peak_bytes"]]
-        lines.append((
-            name, str(len(group)),
-            _figure(group, "ppl_token", 2), _figure(group, "ppl_word", 1), _figure(group, "bits_per_byte", 4),
-            f"{first['parameters']:,}", f"{cell['attention_length']:,}", f"{first['train_tokens']:,}",
-            f"{statistics.median(row['comparison']['tokens_per_second'] for row in group):,.0f}",
-            f"{max(peaks) / 2**20:,.0f}" if peaks else "", f"{cell['state_bytes'] / 2**10:,.0f}",
-            f"{cell['learning_rate']:g}",
-        ))  # fmt: skip
-    return tables.Table(heads, lines)
+        speed = statistics.median(row["comparison"]["tokens_per_second"] for row in group)
+        lines.append({
+            "system": name,
+            "seeds": str(len(group)),
+            "ppl_token": _figure(group, "ppl_token", 2),
+            "ppl_word": _figure(group, "ppl_word", 1),
+            "bits/byte": _figure(group, "bits_per_byte", 4),
+            f"nats against {base}": "" if name == base else _against(group, groups[base]),
+            "weights": f"{first['parameters']:,}",
+            "attention": f"{cell['attention_length']:,}",
+            "training tokens": f"{first['train_tokens']:,}",
+            "tokens/s": f"{speed:,.0f}",
+            "peak MiB": f"{max(peaks) / 2**20:,.0f}" if peaks else "",
+            "state KiB": f"{cell['state_bytes'] / 2**10:,.0f}",
+            "learning rate": f"{cell['learning_rate']:g}",
+        })  # fmt: skip
+    heads = tuple(head for head in (lines[0] if lines else ()) if any(line[head] for line in lines))
+    return tables.Table(heads, [tuple(line[head] for head in heads) for line in lines])
+
+
+def _against(group: list[dict[str, Any]], base: list[dict[str, Any]]) -> str:
+    """Empty where rows have no documents' nats, as those of earlier versions."""
+    documents = {row["seed"]: row["scores"]["by_document"] for row in base if "by_document" in row["scores"]}
+    group = [row for row in group if row["seed"] in documents and "by_document" in row["scores"]]
+    if not group:
+        return ""
+    ours = np.mean([row["scores"]["by_document"]["nats"] for row in group], axis=0)
+    theirs = np.mean([documents[row["seed"]]["nats"] for row in group], axis=0)
+    found = paired_difference(ours, theirs, np.array(group[0]["scores"]["by_document"]["tokens"]))
+    return "{:+.4f} [{:+.4f}, {:+.4f}]".format(found["nats_per_token"], *found["interval"])
 
 
 def write_table(rows: list[dict[str, Any]], out: Path, say: Any) -> None:
