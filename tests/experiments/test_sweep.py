@@ -186,8 +186,7 @@ def test_the_grid_in_small() -> None:
 
 def start(page: Path, *words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "logpast", "sweep", str(page), "--out", str(page.parent / "out"), *words]
-    surroundings = os.environ
-    return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def until(process: "subprocess.Popen[str]", met: Callable[[], Any]) -> None:

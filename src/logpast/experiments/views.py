@@ -234,7 +234,7 @@ VIEWS: dict[str, View] = {
     "memory-gpu": _memory_gpu,
     "score-gpu": _score_gpu,
     "fast-step": _fast_step,
-    **{name: _comparison(name) for name in ("rivals-toy", "rivals-pg19-pilot")},
+    **{name: _comparison(name) for name in ("rivals-toy", "rivals-pg19", "rivals-pg19-pilot")},
     "paper-best": _paper_best,
     "paper-all-counted": _paper_all_counted,
     "paper-line-ends": _paper_line_ends,
