@@ -66,6 +66,7 @@ def test_all_systems_in_one_table(page: Path, tmp_path: Path, monkeypatch: pytes
     table = (out / "table.md").read_text()
     assert re.search(r"\| memory \| 2 \| [\d.]+ ± [\d.]+ \[[\d.]+, [\d.]+\] \|", table)
     assert (out / "plot.png").stat().st_size > 10_000
+    assert {path.name for path in out.rglob("*.safetensors")} == {"model.safetensors"}
     heads, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
     column = heads.index("nats against memory")
     assert lines[0][column] == ""

@@ -210,6 +210,8 @@ def check(page: Path) -> None:
     rows = ledger.read(page.parent / "out" / "ledger.jsonl")
     assert sorted(row["sweep"]["cell"] for row in rows) == sorted(cell.name for cell in wanted)
     found = {row["sweep"]["cell"]: row for row in rows}
+    kept = [path.name for path in (page.parent / "out" / "runs").rglob("*.safetensors")]
+    assert set(kept) == {"model.safetensors"}
     for cell in cells_of(read_page(page), page, page.parent / "alone"):
         alone, row = run_cell(replace(cell.config, checkpoint_every=60), cell.test), found[cell.name]
         assert row["scores"]["nats"] == alone["scores"]["nats"]

@@ -25,7 +25,7 @@ from logpast.errors import UserError
 from logpast.models import SYSTEMS, RecentConfig, RecurrentConfig, State, TransformerXLConfig
 from logpast.progress import meter
 from logpast.training import loop
-from logpast.training.checkpoint import find_checkpoint, open_checkpoint, sorted_checkpoints
+from logpast.training.checkpoint import find_checkpoint, keep_weights_alone, open_checkpoint, sorted_checkpoints
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.log import last_record, read_log
 from logpast.training.loop import train
@@ -258,6 +258,28 @@ def test_resuming_a_finished_run_changes_nothing(train_config: TrainConfig) -> N
     before = sorted(file.stat().st_mtime_ns for file in config.run.rglob("*.safetensors"))
     train(replace(config, resume="auto"))
     assert sorted(file.stat().st_mtime_ns for file in config.run.rglob("*.safetensors")) == before
+
+
+@pytest.mark.parametrize("system", ["log_memory", "transformer_xl"])
+def test_weights_alone_are_enough_for_a_finished_run(train_config: TrainConfig, system: str) -> None:
+    if system == "transformer_xl":
+        train_config = replace(train_config, model=TransformerXLConfig(window=8, layers=1, heads=2, width=16, memory=8))
+    config = replace(train_config, steps=4, checkpoint_every=2, validate_every=4, keep=9)
+    train(config)
+    before = {folder.name: open_checkpoint(folder).weights() for folder in sorted_checkpoints(config.run)}
+    first, last = sorted_checkpoints(config.run)
+    (first / "model.safetensors").write_bytes(b"")
+    keep_weights_alone(config.run)
+    assert (first / "optimizer.safetensors").exists()  # it is damaged, and left as it is
+    assert not [*last.glob("optimizer*"), *last.glob("carried*")]
+    kept = find_checkpoint(config.run)
+    assert all(torch.equal(weight, before[last.name][name]) for name, weight in kept.weights().items())
+    kept.load_model()
+    assert train(replace(config, resume="auto"))["step"] == 4
+    state = json.loads((last / "state.json").read_text())
+    (last / "state.json").write_text(json.dumps(state | {"step": 3}))
+    with pytest.raises(UserError, match="weights alone, to be scored or sampled; training cannot go on"):
+        train(replace(config, resume="auto"))
 
 
 @pytest.mark.parametrize(

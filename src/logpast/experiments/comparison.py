@@ -32,6 +32,7 @@ from logpast.experiments.cell import run_cell, tokens_per_second
 from logpast.experiments.comparison_table import draw, write_table
 from logpast.files import alone, make_way, remove, write_whole
 from logpast.models import SYSTEMS, LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build
+from logpast.training.checkpoint import keep_weights_alone
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
 from logpast.training.recipes import checked, known_system, read_yaml
@@ -333,6 +334,7 @@ def _run_cell(
         "peak_bytes": entry.pop("peak_bytes"),
     }
     ledger.append(out / "rows.jsonl", entry)
+    keep_weights_alone(run)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

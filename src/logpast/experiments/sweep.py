@@ -3,7 +3,8 @@
     logpast sweep recipes/sweep-toy.yaml
 
     OUT/ledger.jsonl     a row a finished cell (`sweep` in it names cell and choices): what stands here is finished
-    OUT/runs/CELL/       its run, from whose last checkpoint a cell goes on that was interrupted
+    OUT/runs/CELL/       its run, from whose last checkpoint a cell goes on that was interrupted; of one that is
+                         finished, weights are kept and optimizer states are not
     OUT/logs/CELL.log    what it printed
 
 Only the sweep itself writes rows, and only one sweep may work in a folder, so no cell can be lost or doubled.
@@ -29,6 +30,7 @@ from logpast.experiments.grid import Cell, cells_of, read_page
 from logpast.experiments.runners import Cluster, Processes, Row, Runner
 from logpast.files import alone, make_way
 from logpast.progress import Board, board, clock
+from logpast.training.checkpoint import keep_weights_alone
 from logpast.training.log import last_record
 from logpast.training.loop import open_data
 
@@ -224,6 +226,7 @@ class _Sweep:
             return
         row["sweep"] = {"cell": cell.name, "choices": cell.choices, "test": cell.test, "key": cell.key}
         ledger.append(self.out / "ledger.jsonl", row)
+        keep_weights_alone(cell.config.run)
         self.done[cell.key] = row
         figure = _shown(row["scores"]["ppl_token"], 2)
         progress.say(f"{cell.name}: ppl_token {figure} in {row['seconds']:,.0f} s; {self._count()}")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,12 @@ from torch import Tensor, nn
 
 from logpast.data import Tokenizer, load_tokenizer
 from logpast.errors import UserError
-from logpast.files import remove, whole_or_absent
+from logpast.files import remove, whole_or_absent, write_whole
 from logpast.models import LanguageModel, State, build
 from logpast.training.config import TrainConfig
 
 STEP = re.compile(r"step-\d{8,}")
+FOR_TRAINING = ("optimizer.safetensors", "carried.safetensors")  # what only a run that goes on needs
 
 
 @dataclass
@@ -175,11 +177,24 @@ def save_checkpoint(
     return place
 
 
+def keep_weights_alone(run: Path) -> None:
+    """Of a run that is finished and recorded: two thirds of each checkpoint are of no use any more."""
+    for folder in sorted_checkpoints(run):
+        with suppress(UserError):  # a damaged one, or no room: then it stays as it is
+            state = open_checkpoint(folder).state
+            sizes = {name: size for name, size in state["sizes"].items() if name not in FOR_TRAINING}
+            write_whole(folder / "state.json", json.dumps(state | {"sizes": sizes}, indent=2) + "\n")  # whole without
+            for name in FOR_TRAINING:
+                (folder / name).unlink(missing_ok=True)
+
+
 def _on_cpu(tensors: dict[str, Any]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _load(file: Path) -> dict[str, Tensor]:
+    if file.name in FOR_TRAINING and not file.exists():
+        raise UserError(f"{file.parent} has weights alone, to be scored or sampled; training cannot go on from it")
     try:
         return load_file(file)
     except (SafetensorError, OSError) as error:

@@ -105,14 +105,15 @@ class Run:
             self.batches = Batches(store, bare.window, bare.history, config.batch_size, config.seed, *where)
         self.total = config.total_steps(self.batches.windows_per_epoch)
         self.model, self.optimizer = fabric.setup(bare, build_optimizer(bare, config.optimizer, fabric.device))
-        if resumed:
-            resumed.load_optimizer(bare, self.optimizer)
+        going_on = resumed if resumed and resumed.step < self.total else None  # one that is done may have weights alone
+        if going_on:
+            going_on.load_optimizer(bare, self.optimizer)
         share = config.batch_size // fabric.world_size
         self.rows = slice(fabric.global_rank * share, (fabric.global_rank + 1) * share)  # ours of each batch
         self.carried: State | None = None
         if isinstance(bare, Recurrent):
             self.carried = {name: value.detach().clone() for name, value in bare.start(share).items()}
-            for name, value in (resumed.carried() if resumed else {}).items():
+            for name, value in (going_on.carried() if going_on else {}).items():
                 self.carried[name].copy_(value[self.rows])
         self.config = replace(config, model=bare.config)  # its vocabulary is no longer open
         self.tokenizer = store.load_tokenizer()
