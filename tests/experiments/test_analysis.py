@@ -187,6 +187,41 @@ def test_a_control_looks_no_farther_than_its_slots(runs: dict[str, Path], store:
     assert "after the memory's LayerNorm" not in page
 
 
+def test_a_control_may_be_a_finished_analysis(
+    done: Path, runs: dict[str, Path], store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page is the same as with the model itself, which may be gone."""
+    kept, out, how = tmp_path / "kept", tmp_path / "out", {"limit": 205, "finest": 4, "device": "cpu"}
+    analyze(runs["control"], str(store.path), out=kept, **how)  # type: ignore[arg-type]
+    result = analyze(runs["memory"], str(store.path), kept, out, **how)  # type: ignore[arg-type]
+    whole = json.loads((done / "analysis.json").read_text())
+    assert result["control"] == whole["control"]
+    for part in ("scores", "position", "frequency", "last_seen", "stride"):
+        assert result[part] == approx(whole[part]), part
+    assert (load_file(out / "nats.safetensors")["control"] == load_file(done / "nats.safetensors")["control"]).all()
+    shorter = analyze(runs["memory"], str(store.path), kept / "analysis.json", tmp_path / "s", limit=100, device="cpu")
+    assert "control" not in shorter["stride"]
+    assert "report.html" in {file.name for file in (tmp_path / "s").iterdir()}
+
+    ask = [runs["memory"], "--control", kept, "--out", tmp_path / "no", "--data"]
+    other = tmp_path / "other.txt"
+    other.write_text("And God said, Let there be light: and there was light. " * 9)
+    assert "of another text" in error_of(capsys, *ask, other)
+    assert "was made with streams=corpus" in error_of(capsys, *ask, store.path, "--streams", "document")
+    (kept / "nats.safetensors").write_bytes(b"")
+    assert "analyze the control anew" in error_of(capsys, *ask, store.path)
+    assert not (tmp_path / "no").exists()
+
+
+def approx(value: Any) -> Any:
+    """To what float32 keeps of the nats."""
+    if isinstance(value, dict):
+        return {name: approx(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [approx(part) for part in value]
+    return pytest.approx(value, rel=1e-5, abs=1e-6) if isinstance(value, float) else value
+
+
 @pytest.mark.parametrize(("name", "plots", "why"), [("plain", 4, "no slots"), ("xl", 3, "carries a state")])
 def test_what_does_not_apply_is_said(
     runs: dict[str, Path], store: TokenStore, tmp_path: Path, name: str, plots: int, why: str

@@ -33,6 +33,7 @@ from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.experiments.analysis_page import draw
 from logpast.experiments.evaluation import Precision, arithmetic, device_for, find_other, load
+from logpast.experiments.kept import FORMAT, JSON, NATS, PAGE, Kept, is_analysis, kept_of, read_analysis
 from logpast.experiments.probes import (
     NEVER,
     PERMUTATIONS,
@@ -56,8 +57,6 @@ from logpast.version import __version__
 
 Array = NDArray[np.float64]
 
-FORMAT = "logpast analysis 1"
-JSON, PAGE, NATS = "analysis.json", "report.html", "nats.safetensors"
 #: where bins of frequent and rare tokens begin
 COUNTS = sorted({0} | {step * 10**power for power in range(12) for step in (1, 3)})
 
@@ -84,14 +83,15 @@ def analyze(
 
     Examples:
         logpast analyze runs/memory --data wikitext103:test --control runs/control
-        logpast analyze runs/memory --data pg19:test --control runs/control --precision bfloat16 --batch_size 64
+        logpast analyze runs/memory --data pg19:test --control runs/control-analysis --precision bfloat16
         logpast analyze runs/memory-analysis        # draw the page again from its analysis.json, without the model
 
     Args:
         checkpoint: a run folder (its best checkpoint is taken), one checkpoints/step-… folder, or a finished analysis,
             whose page is drawn again.
         data: the text: a file, folder or glob, a prepared token store, or NAME:SPLIT such as wikitext103:test.
-        control: a second model (checkpoint) of the same tokenizer, to measure the gain over.
+        control: a second model of the same tokenizer, to measure the gain over: a checkpoint, or the folder of its own
+            finished analysis on the same text, if the model is not at hand.
         out: folder to make, for report.html, analysis.json and nats.safetensors (the nats of every token in every
             pass); by default runs/ and the run's name and -analysis.
         limit: the parts that score the text many times over (slots, lags, strides) take only about the first so many
@@ -110,9 +110,8 @@ def analyze(
     Returns:
         What stands in analysis.json.
     """
-    finished = checkpoint if checkpoint.name == JSON else checkpoint / JSON
-    if finished.is_file():
-        return _draw_again(finished, data or control)
+    if is_analysis(checkpoint):
+        return _draw_again(checkpoint, data or control)
     for name, value in (("batch_size", batch_size), ("limit", limit), ("finest", finest)):
         if value < 1:
             raise UserError(f"{name} must be at least 1, got {value}")
@@ -128,13 +127,13 @@ def analyze(
     window = found.config.model.window
     if len(store) <= window:
         raise UserError(f"{store.name} has {len(store)} tokens, no more than one window of {window}; use more text")
-    other = find_other(control, store) if control else None
     streams = streams or found.config.data.streams
     settings = {"streams": streams, "precision": precision, "batch_size": batch_size, "limit": limit,
                 "finest": finest, "seed": seed}  # fmt: skip
-    started = time.monotonic()
-    model, rival = load(found, place, precision), load(other, place, precision) if other else None
     some = min(limit, len(store))
+    started = time.monotonic()
+    rival, about_rival = _control(control, store, settings, some, place) if control else (None, None)
+    model = load(found, place, precision)
     with meter("analyzing", _work(model, rival, len(store), some, finest)) as progress:
         passes = Passes(store, streams, batch_size, place, precision, progress)
         frequent = _counted(found, store, counts, cache, progress)
@@ -150,12 +149,27 @@ def analyze(
         "data": store.identity | {"documents": len(store.documents)},
         "settings": settings,
         "model": _identity(found, model, store),
-        "control": _identity(other, rival, store) if other and rival else None,
+        "control": about_rival,
     }
     result = metrics.jsonable(about | _rounded(parts))
     _write(out, result, passes.nats, precision)
     _report(result, out)
     return result
+
+
+Rival = LanguageModel | Kept
+
+
+def _control(
+    path: Path, store: TokenStore, settings: dict[str, Any], some: int, device: torch.device
+) -> tuple[Rival, dict[str, Any]]:
+    """A second model, or what its own analysis has kept of it, and which it is."""
+    if is_analysis(path):
+        kept = kept_of(path, store, settings, some)
+        return kept, kept.about
+    found = find_other(path, store)
+    model = load(found, device, settings["precision"])
+    return model, _identity(found, model, store)
 
 
 class Passes:
@@ -186,6 +200,12 @@ class Passes:
         self.nats[name] = nats
         return nats
 
+    def control(self, rival: Rival) -> Array:
+        if isinstance(rival, LanguageModel):
+            return self("control", rival)
+        self.nats["control"] = rival.nats
+        return rival.nats
+
 
 @dataclass(frozen=True)
 class Sides:
@@ -213,13 +233,11 @@ class Sides:
         return {"from": [begins[i] for i in present], "to": [last[i] for i in present]} | table
 
 
-def _of_tokens(
-    passes: Passes, model: LanguageModel, rival: LanguageModel | None, frequent: TokenStore
-) -> dict[str, Any]:
+def _of_tokens(passes: Passes, model: LanguageModel, rival: Rival | None, frequent: TokenStore) -> dict[str, Any]:
     """What the nats of the whole text tell, scored once by each."""
     store = passes.store
     ours = passes("model", model)
-    theirs = passes("control", rival) if rival else None
+    theirs = passes.control(rival) if rival else None
     groups, what = groups_of(store, len(store), model.window)
     sides = Sides(ours, theirs, groups)
     place = places_in_stream(store, passes.streams)
@@ -246,7 +264,7 @@ def _of_tokens(
     }
 
 
-def _whereabouts(seen: Kinds, model: LanguageModel, rival: LanguageModel | None) -> tuple[Kinds, list[str]]:
+def _whereabouts(seen: Kinds, model: LanguageModel, rival: Rival | None) -> tuple[Kinds, list[str]]:
     """Of each token: in whose sight it last occurred."""
     edges, names = [0, 1], ["in the window"]
     near = rival.history if rival and rival.window == model.window else 0
@@ -291,9 +309,7 @@ def _of_the_past(passes: Passes, model: LanguageModel, some: int, seed: int) -> 
     }
 
 
-def _strides(
-    passes: Passes, model: LanguageModel, rival: LanguageModel | None, some: int, finest: int
-) -> dict[str, Any]:
+def _strides(passes: Passes, model: LanguageModel, rival: Rival | None, some: int, finest: int) -> dict[str, Any]:
     """The same tokens by windows that overlap more and more."""
     if not isinstance(model, Transformer):
         return {"absent": "this model carries a state from segment to segment: it reads each token once"}
@@ -306,6 +322,8 @@ def _strides(
             rows += [_increase(passes(f"{name}, stride {s}", each, some, s), whole, groups) for s in strides[1:]]
             result[name] = {"stride": strides, "cost": [each.window / s for s in strides]} | _columns(rows)
             result[name]["ppl_token"] = [math.exp(nats) for nats in result[name]["nats"]]
+    if isinstance(rival, Kept) and rival.stride:
+        result["control"] = rival.stride
     return result
 
 
@@ -338,9 +356,9 @@ def _halved(window: int, finest: int) -> list[int]:
     return strides
 
 
-def _work(model: LanguageModel, rival: LanguageModel | None, tokens: int, some: int, finest: int) -> int:
+def _work(model: LanguageModel, rival: Rival | None, tokens: int, some: int, finest: int) -> int:
     """Tokens of all passes, those of overlapping windows counted as often as they are read."""
-    total = tokens * (2 if rival else 1)
+    total = tokens * (2 if isinstance(rival, LanguageModel) else 1)
     if isinstance(model, Transformer):
         total += some * (model.slots + 1 + 2 * len(_lags(model.history)) if model.slots else 0)
         for each in (model, rival):
@@ -402,15 +420,14 @@ def _draw_again(finished: Path, asked: object) -> dict[str, Any]:
         raise UserError(
             f"{finished} is a finished analysis, whose page is drawn again; give a model, or no --data and --control"
         )
+    result = read_analysis(finished)
     try:
-        result = json.loads(finished.read_text(encoding="utf-8"))
-        if result["format"] != FORMAT:
-            raise ValueError(f"it says {result['format']!r}, not {FORMAT!r}")
         page = draw(result)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{finished} is not an analysis that can be drawn ({error}); analyze the model anew") from None
-    (finished.parent / PAGE).write_text(page, encoding="utf-8")
-    print(f"open {finished.parent / PAGE}")
+    place = (finished.parent if finished.is_file() else finished) / PAGE
+    place.write_text(page, encoding="utf-8")
+    print(f"open {place}")
     return result
 
 
