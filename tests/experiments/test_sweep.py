@@ -29,6 +29,7 @@ from logpast.experiments.grid import Cell, cells_of, read_page
 from logpast.experiments.runners import Cluster, Processes
 from logpast.experiments.sweep import sweep
 from logpast.files import alone
+from logpast.models import LogMemoryConfig, RecentConfig
 from logpast.training.checkpoint import find_checkpoint
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
@@ -179,6 +180,14 @@ def test_the_grid_in_small() -> None:
         assert {(c.test, c.config.steps, c.config.epochs) for c in some} == {(test, 9200, None)}
     assert len(found) == 2 * len(wanted)
     assert len(cells(RECIPES / "sweep-toy.yaml")) == 6
+
+
+def test_the_pairs_are_the_papers_best_cell_and_its_control() -> None:
+    found = [(cell.config.data.train, cell.config.model) for cell in cells(RECIPES / "sweep-pairs.yaml")]
+    assert [(train, type(model), model.slots, getattr(model, "sharpness", 0)) for train, model in found] == [  # type: ignore[attr-defined]
+        ("wiki22k:train", RecentConfig, 53, 0), ("wiki22k:train", LogMemoryConfig, 53, 200),
+        ("pg19:train", RecentConfig, 53, 0), ("pg19:train", LogMemoryConfig, 53, 200),
+    ]  # fmt: skip
 
 
 # --- the real thing, killed

@@ -46,9 +46,9 @@ class Log:
             self.board.close()
 
 
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """All records of a run's log."""
-    return _lines(folder / "log.jsonl")
+def read_log(run: Path) -> list[dict[str, Any]]:
+    """All records of a run's log: its folder's, or those of a log kept elsewhere."""
+    return _lines(run if run.is_file() else run / "log.jsonl")
 
 
 def last_record(folder: Path) -> dict[str, Any]:

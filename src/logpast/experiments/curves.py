@@ -1,0 +1,135 @@
+"""`logpast results curves`: what runs learned on their way, from their logs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from logpast.errors import UserError
+from logpast.experiments.ledger import sound
+from logpast.files import make_way
+from logpast.training.log import read_log
+
+Points = dict[int, float]  # step -> nats per token
+SMOOTH = 20  # a line of training losses is a mean over this part of them
+
+
+@dataclass(frozen=True)
+class Curve:
+    name: str
+    tokens: Points
+    """how many were trained on by a step"""
+    training: Points
+    validation: Points
+
+    def at(self, steps: list[int], x: str) -> NDArray[np.float64]:
+        """Where steps lie along the bottom of the picture."""
+        if x == "step":
+            return np.array(steps, float)
+        return np.interp(steps, [0, *self.tokens], [0, *self.tokens.values()]) / 1e6
+
+
+def curves(logs: list[str], plot: Path = Path("curves.png"), x: Literal["tokens", "step"] = "tokens") -> list[Curve]:
+    """Draw losses of runs over the tokens that they were trained on, and how far each is from the first.
+
+    Examples:
+        logpast results curves runs/memory runs/control
+        logpast results curves results/logs/rivals-pg19/{delta,memory}-tokens-0.jsonl --plot pg19.png
+
+    Args:
+        logs: folders of runs, finished or not, or their log.jsonl under any name; the first is what others are set
+            beside.
+        plot: the picture. An existing one is replaced.
+        x: what lies along its bottom.
+
+    Returns:
+        The curves.
+    """
+    paths = [Path(log) for log in logs]
+    names = _names(paths)
+    found = [_read(path, name) for path, name in zip(paths, names, strict=True)]
+    make_way(plot)
+    table = Table("run", "steps", "tokens", "loss", "validation ppl", "at step")
+    for curve in found:
+        last = list(curve.training.values())[-max(1, len(curve.training) // 10) :]
+        best = min(curve.validation, key=lambda step: curve.validation[step], default=None)
+        table.add_row(
+            curve.name, f"{max(curve.training):,}", f"{max(curve.tokens.values()):,.0f}", f"{np.mean(last):.4f}",
+            *([f"{math.exp(curve.validation[best]):.3f}", f"{best:,}"] if best else ["", ""]),
+        )  # fmt: skip
+    Console(emoji=False, highlight=False, markup=False).print(table)
+    print("loss: of training, the mean of the last tenth that was logged; validation: the best")
+    _draw(found, plot, x)
+    print(f"wrote {plot}")
+    return found
+
+
+def _read(path: Path, name: str) -> Curve:
+    with sound(f"{path} is not a run's log", "give a run's folder, or its log.jsonl"):
+        records = read_log(path)
+        training = {int(r["step"]): float(r["loss"]) for r in records if "loss" in r}
+        if not training:
+            raise UserError(f"{path} has no log of training yet; give a run's folder, or its log.jsonl")
+        validation = {int(r["step"]): float(r["validation_loss"]) for r in records if "validation_loss" in r}
+        return Curve(name, {int(r["step"]): float(r["tokens"]) for r in records if "loss" in r}, training, validation)
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart."""
+    parts = [path.with_suffix("").parts if path.suffix == ".jsonl" else path.parts for path in paths]
+    parts = [some[:-1] if some[-1:] == ("log",) and len(some) > 1 else some for some in parts]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(some[-length:]) for some in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+def _draw(found: list[Curve], plot: Path, x: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12 if len(found) > 1 else 7, 4.2), layout="constrained")
+    losses, *others = figure.subplots(1, 2 if len(found) > 1 else 1, squeeze=False)[0]
+    for number, curve in enumerate(found):
+        colour = f"C{number}"
+        _line(losses, curve, curve.training, x, color=colour, alpha=0.35 if curve.validation else 1, label=curve.name)
+        _dots(losses, curve, curve.validation, x, color=colour)
+    ends = [value for curve in found for value in [*curve.validation.values(), *list(curve.training.values())[-5:]]]
+    highest = max(list(curve.training.values())[len(curve.training) // 10] for curve in found)
+    losses.set(title="loss (lines: training; dots: validation)", ylabel="nats per token")
+    losses.set_ylim(min(ends) - 0.05 * (highest - min(ends)), max(highest, *ends))
+    losses.legend(frameon=False, fontsize=8)
+    for axis in others:
+        for number, curve in enumerate(found[1:], 1):
+            _line(axis, curve, _apart(curve.training, found[0].training), x, color=f"C{number}", alpha=0.5)
+            _dots(axis, curve, _apart(curve.validation, found[0].validation), x, color=f"C{number}")
+        axis.axhline(0, color="0.3", linewidth=0.8)
+        axis.set(title=f"above {found[0].name} at the same step", ylabel="nats per token")
+    for axis in (losses, *others):
+        axis.set_xlabel("million tokens" if x == "tokens" else x)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(plot, dpi=130)
+
+
+def _apart(ours: Points, theirs: Points) -> Points:
+    return {step: value - theirs[step] for step, value in ours.items() if step in theirs}
+
+
+def _line(axis: Any, curve: Curve, points: Points, x: str, **how: Any) -> None:
+    """A running mean: single batches scatter more than runs differ."""
+    if points:
+        share = np.full(width := max(1, len(points) // SMOOTH), 1 / width)
+        steps, values = (np.convolve(list(each), share, "valid") for each in (points, points.values()))
+        axis.plot(curve.at(list(steps), x), values, **how)
+
+
+def _dots(axis: Any, curve: Curve, points: Points, x: str, **how: Any) -> None:
+    if points:
+        axis.plot(curve.at(list(points), x), list(points.values()), "o-", markersize=4, linewidth=1, **how)

@@ -1,0 +1,80 @@
+"""Curves of runs from their logs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from logpast.cli import main
+from logpast.errors import UserError
+from logpast.experiments.curves import curves
+
+
+def log(path: Path, above: float = 0.0, steps: int = 40) -> Path:
+    """A loss that falls by a tenth a step, logged every second step, and validated every tenth."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for step in range(2, steps + 1, 2):
+        lines.append({"step": step, "loss": 9 - step / 10 + above, "tokens": 1_000_000 * step})
+        if step % 10 == 0:
+            lines.append({"step": step, "validation_loss": 10 - step / 10 + 2 * above})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": ')  # the last was cut off by a kill
+    return path
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    found: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *given, **how: found.append(figure))
+    return found
+
+
+def lines(axis: Axes) -> list[tuple[list[float], list[float]]]:
+    return [tuple(np.asarray(part, float).tolist() for part in line.get_data()) for line in axis.lines]  # type: ignore[misc]
+
+
+def test_the_picture_shows_the_losses_and_what_lies_between(tmp_path: Path, drawn: list[Figure]) -> None:
+    one, other = log(tmp_path / "a" / "log.jsonl"), log(tmp_path / "b.jsonl", above=0.5)
+    found = curves([str(one.parent), str(other)], tmp_path / "plot.png")
+    assert [curve.name for curve in found] == ["a", "b"]
+    losses, between = drawn[0].axes
+    training, validation = lines(losses)[:2]
+    assert training == (list(range(2, 41, 2)), pytest.approx([9 - step / 10 for step in range(2, 41, 2)]))
+    assert validation == ([10, 20, 30, 40], pytest.approx([9, 8, 7, 6]))
+    assert lines(between)[0] == (list(range(2, 41, 2)), pytest.approx([0.5] * 20))
+    assert lines(between)[1] == ([10, 20, 30, 40], pytest.approx([1.0] * 4))
+
+
+def test_steps_along_the_bottom_and_no_validation(tmp_path: Path, drawn: list[Figure]) -> None:
+    curves([str(log(tmp_path / "a.jsonl", steps=8))], tmp_path / "plot.png", x="step")
+    assert len(drawn[0].axes) == 1
+    assert lines(drawn[0].axes[0]) == [([2, 4, 6, 8], pytest.approx([8.8, 8.6, 8.4, 8.2]))]
+
+
+def test_many_records_are_smoothed(tmp_path: Path, drawn: list[Figure]) -> None:
+    curves([str(log(tmp_path / "a.jsonl", steps=80))], tmp_path / "plot.png")
+    across, up = lines(drawn[0].axes[0])[0]
+    assert across == pytest.approx(list(range(3, 80, 2)))  # means of two neighbours
+    assert up == pytest.approx([9 - step / 10 for step in range(3, 80, 2)])
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [log(tmp_path / group / "same" / "log.jsonl").parent for group in ("x", "y")]
+    with pytest.raises(SystemExit) as stop:
+        main(["results", "curves", *map(str, runs), "--plot", str(tmp_path / "new" / "plot.png")])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert "x/same" in said
+    assert "403.429" in said  # e^6
+    assert (tmp_path / "new" / "plot.png").stat().st_size > 10_000
+
+
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere has no log of training yet; give a run's folder"):
+        curves([str(tmp_path / "nowhere")])
+    (tmp_path / "odd.jsonl").write_text('{"loss": 3}\n')
+    with pytest.raises(UserError, match=r"odd.jsonl is not a run's log: it has no 'step'"):
+        curves([str(tmp_path / "odd.jsonl")])
