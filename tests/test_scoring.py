@@ -1,6 +1,8 @@
 """The contract of scoring: the nats of every token, each once, whatever the batch size."""
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -105,14 +107,15 @@ def test_rows_of_ended_streams_change_nothing(system: str, monkeypatch: pytest.M
     model = build(SYSTEMS[system].Config(**SIZES)).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
-    store = store_of([30, 3, 17, 1, 9, 40, 5])
-    shapes = []
+    store = store_of([30, 3, 17, 1, 9, 40, 5, 22, 6, 11, 30, 2])
+    made, shapes = [], []
 
-    def replay(read: Callable[[Segments], None]) -> Callable[[Segments], None]:
-        def again(batch: Segments) -> None:
+    def replay(read: Callable[[Segments], torch.Tensor]) -> Callable[[Segments], torch.Tensor]:
+        def again(batch: Segments) -> torch.Tensor:
             shapes.append(len(batch.tokens))
-            read(batch)
+            return read(batch)
 
+        made.append(again)
         return again
 
     plain = score(model, store, 4, 0, 6, "document")
@@ -120,7 +123,26 @@ def test_rows_of_ended_streams_change_nothing(system: str, monkeypatch: pytest.M
     monkeypatch.setattr(scoring, "Reading", lambda model, replayed: Reading(model, replayed=True))
     padded = score(model, store, 4, 0, 6, "document")
     assert sorted(set(shapes)) == [1, 3, 6]
+    assert len(made) == 3  # for two groups of streams
     np.testing.assert_allclose(padded, plain, rtol=1e-12)
+
+
+def test_what_was_read_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, not when garbage is collected: on a GPU it is gigabytes."""
+    made = []
+
+    class Noted(Reading):
+        def __init__(self, model: Recurrent, replayed: bool) -> None:
+            super().__init__(model, replayed)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(scoring, "Reading", Noted)
+    gc.disable()
+    try:
+        score(build(TransformerXLConfig(memory=3, **SIZES)), store_of([9, 5, 3]), 4, 0, 2, "document")
+        assert [read() for read in made] == [None]
+    finally:
+        gc.enable()
 
 
 @given(

@@ -22,7 +22,9 @@ figure is computed from the drawn ones' summed nats and counts.
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -170,6 +172,12 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [jsonable(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_json(value: Any) -> str:
+    """JSON to be read by people, too: a list of numbers is a line."""
+    text = json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
+    return re.sub(r"\[\n[^][{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text)
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -34,30 +34,32 @@ def _no_collection() -> Iterator[None]:
 
 
 class Replay:
-    """`work`, a function of a batch that works on one CUDA device and tells the host nothing.
+    """`work`, a function of a batch that works on its CUDA device and tells the host nothing.
 
-    It is called as it is a few times, then captured, then replayed; batches must have one shape.
+    It is called as it is a few times, then captured, then replayed; batches must have one shape. What it returns is
+    overwritten by the next call.
     """
 
-    def __init__(self, work: Callable[[Any], None]) -> None:
+    def __init__(self, work: Callable[[Any], Any]) -> None:
         self.work = work
         self.calls = 0
-        self.graph = torch.cuda.CUDAGraph()
-        self.stream = _beside(torch.cuda.current_device())
 
-    def __call__(self, batch: Batch | Segments) -> None:
-        if self.calls == 0:
-            self.batch = type(batch)(*(part.clone() for part in batch))
-        for kept, new in zip(self.batch, batch, strict=True):
-            kept.copy_(new)
-        if self.calls < WARM_UP:
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
-                self.work(self.batch)
-            torch.cuda.current_stream().wait_stream(self.stream)
-        elif self.calls == WARM_UP:
-            with _no_collection(), torch.cuda.graph(self.graph, stream=self.stream):
-                self.work(self.batch)
-        if self.calls >= WARM_UP:
-            self.graph.replay()
-        self.calls += 1
+    def __call__(self, batch: Batch | Segments) -> Any:
+        with torch.cuda.device_of(batch[0]):
+            if self.calls == 0:
+                self.batch = type(batch)(*(part.clone() for part in batch))
+                self.graph, self.stream = torch.cuda.CUDAGraph(), _beside(torch.cuda.current_device())
+            for kept, new in zip(self.batch, batch, strict=True):
+                kept.copy_(new)
+            if self.calls < WARM_UP:
+                self.stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self.stream):
+                    self.result = self.work(self.batch)
+                torch.cuda.current_stream().wait_stream(self.stream)
+            elif self.calls == WARM_UP:
+                with _no_collection(), torch.cuda.graph(self.graph, stream=self.stream):
+                    self.result = self.work(self.batch)
+            if self.calls >= WARM_UP:
+                self.graph.replay()
+            self.calls += 1
+            return self.result

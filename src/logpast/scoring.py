@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -68,10 +69,11 @@ def score(
     model.eval()
     alone_on_gpu = torch.device(device).type == "cuda" and ranks == 1
     groups = _streams(windows, count, batch_size) if recurrent else _rows(count, batch_size)
+    reading = Reading(model, alone_on_gpu) if recurrent else None
     for batches in islice(groups, rank, None, ranks):
-        costs_of = Reading(model, alone_on_gpu) if recurrent else lambda batch: model(*batch)
-        for indices in batches:
-            costs = costs_of(windows.batch(indices).to(device))
+        for number, indices in enumerate(batches):
+            batch = windows.batch(indices).to(device)
+            costs = reading(batch, fresh=number == 0) if reading else model(*batch)
             for index, row in zip(indices, costs.cpu().to(accumulation_dtype(costs.dtype)).numpy(), strict=True):
                 place = windows.places(int(index))
                 nats[place] = row[windows.overlap(int(index)) :][: place.stop - place.start]
@@ -86,31 +88,43 @@ class Reading:
     """A recurrent model on its way through streams side by side: called with the next window of each, gives its nats.
 
     The streams that end must be the last of them. A segment is hundreds of small kernels, so on a GPU it is `replayed`
-    as one CUDA graph. That has one shape, so rows of streams that ended stay until they are half of all.
+    as one CUDA graph. That has one shape, so rows of streams that ended stay until they are half of all; and what was
+    made for a number of rows is kept for other streams.
     """
 
     def __init__(self, model: Any, replayed: bool = False) -> None:
         self.model, self.replayed = model, replayed
-        self.rows = 0
+        self.made: dict[int, tuple[Callable[[Segments], Tensor], State]] = {}
+        self.state: State = {}
 
-    def __call__(self, batch: Batch) -> Tensor:
-        count, fresh = len(batch.tokens), self.rows == 0
-        if fresh or count <= (self.rows // 2 if self.replayed else self.rows - 1):
-            self._begin(count)
-        tokens, targets = (F.pad(ids, (0, 0, 0, self.rows - count), value=-1).unsqueeze(1) for ids in batch[1:])
-        self.read(Segments(tokens, targets, torch.full((self.rows, 1), fresh, device=tokens.device)))
-        return self.costs[:count, 0]
+    def __call__(self, batch: Batch, fresh: bool) -> Tensor:
+        count, before = len(batch.tokens), self.state
+        enough = [rows for rows in self.made if count <= rows < 2 * count] if self.replayed else []
+        rows = min(enough, default=count)
+        read, self.state = self._for(rows)
+        if not fresh and self.state is not before:
+            for name, value in self.state.items():
+                value.copy_(before[name][:rows])
+        tokens, targets = (F.pad(ids, (0, 0, 0, rows - count), value=-1).unsqueeze(1) for ids in batch[1:])
+        return read(Segments(tokens, targets, torch.full((rows, 1), fresh, device=tokens.device)))[:count, 0]
 
-    def _begin(self, rows: int) -> None:
-        before = self.state if self.rows else self.model.start(rows)
-        self.state: State = {name: value[:rows].clone() for name, value in before.items()}
-        self.rows = rows
-        self.read = Replay(self._read) if self.replayed else self._read
+    def _for(self, rows: int) -> tuple[Callable[[Segments], Tensor], State]:
+        if rows not in self.made:
+            if not self.replayed:
+                self.made.clear()  # nothing is gained by keeping it
+            state = {name: value.clone() for name, value in self.model.start(rows).items()}
+            read = partial(_read_on, self.model, state)
+            self.made[rows] = Replay(read) if self.replayed else read, state
+        return self.made[rows]
 
-    def _read(self, batch: Segments) -> None:
-        self.costs, after, _ = self.model(*batch, self.state)
-        for name, value in self.state.items():
-            value.copy_(after[name])
+
+def _read_on(model: Any, state: State, batch: Segments) -> Tensor:
+    """The nats of a segment; the state becomes that after it."""
+    costs, after, _ = model(*batch, state)
+    for name, value in state.items():
+        value.copy_(after[name])
+    assert isinstance(costs, Tensor)
+    return costs
 
 
 Indices = NDArray[np.int64]

@@ -217,6 +217,25 @@ def test_no_name_leads_out_of_the_folder(page: Path, tmp_path: Path) -> None:
     assert [path.name for path in (out / "search").iterdir()] == [".._Tü_XL + a.json"]
 
 
+def test_killed_before_its_row_a_cell_is_scored_again(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its optimizer's state is gone then, and its training is done."""
+
+    def killed(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison.ledger, "append", killed)
+        with pytest.raises(KeyboardInterrupt):
+            compare(page, out, systems=["xl"])
+    assert {path.name for path in out.rglob("*.safetensors")} == {"model.safetensors"}
+    (row,) = compare(page, out, systems=["xl"])
+    assert row["step"] > 0
+    assert {path.name for path in out.rglob("*.safetensors")} == {"model.safetensors"}
+
+
 def test_rows_without_documents_have_no_column_against() -> None:
     cell = {"peak_bytes": None, "tokens_per_second": 9.0, "attention_length": 9, "state_bytes": 9, "learning_rate": 0.1}
     scores = {"ppl_token": 20.0, "ppl_word": 30.0, "bits_per_byte": 1.5}
@@ -230,6 +249,10 @@ def test_rows_without_documents_have_no_column_against() -> None:
     assert [len(line) for line in lines] == [len(heads)] * 2
     rows[0]["scores"] = scores | {"by_document": {"nats": [1.0, 2.0], "tokens": [3, 4]}}
     assert comparison_table.table(rows).heads == heads
+    rows.append(rows[1] | {"seed": 1})
+    rows[1] = rows[1] | {"scores": scores | {"by_document": {"nats": [1.5, 2.9], "tokens": [3, 4]}}}
+    found = comparison_table.table(rows)
+    assert found.rows[1][list(found.heads).index("nats against a")] == "+0.2000 [+0.1667, +0.2250] (seed 0)"
 
 
 def test_ticks_that_lie_close_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

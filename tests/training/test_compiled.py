@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from logpast.models import SYSTEMS, RecentConfig, Recurrent, RecurrentConfig, build
+from logpast.models import SYSTEMS, RecentConfig, Recurrent, RecurrentConfig, TimeLocalConfig, build
 from logpast.training import compiled
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
@@ -92,6 +92,18 @@ def test_a_copy_has_its_own_weights(system: str, made: list[object]) -> None:
         weight.data.mul_(3)
     assert not torch.allclose(other(*given)[0], nats)
     assert torch.equal(model(*given)[0], nats)
+
+
+def test_what_is_in_full_precision_has_a_backward_pass_in_full_precision(train_config: TrainConfig) -> None:
+    """Through the compiler itself, which by default takes the backward pass down to bf16 with the rest."""
+    model = TimeLocalConfig(window=64, layers=1, heads=2, width=32, slots=4, sharpness=1)
+    config = replace(train_config, model=model, steps=3, batch_size=2, log_every=1, precision="bf16-mixed")
+    found = []
+    for compile in (False, True):
+        train(replace(config, run=config.run.with_name(str(compile)), compile=compile))
+        records = [record for record in read_log(config.run.with_name(str(compile))) if "loss" in record]
+        found.append([(record["loss"], record["gradient_norm"]) for record in records])
+    assert found[1] == [pytest.approx(pair, rel=5e-3) for pair in found[0]]
 
 
 def small() -> RecentConfig:

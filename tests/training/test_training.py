@@ -278,7 +278,7 @@ def test_weights_alone_are_enough_for_a_finished_run(train_config: TrainConfig, 
     assert train(replace(config, resume="auto"))["step"] == 4
     state = json.loads((last / "state.json").read_text())
     (last / "state.json").write_text(json.dumps(state | {"step": 3}))
-    with pytest.raises(UserError, match="weights alone, to be scored or sampled; training cannot go on"):
+    with pytest.raises(UserError, match="weights alone, to score or sample; to train, give another --run folder"):
         train(replace(config, resume="auto"))
 
 

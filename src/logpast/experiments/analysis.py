@@ -10,9 +10,7 @@ over blocks where documents are few, and all differences are between the nats of
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import re
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -404,11 +402,9 @@ def _rounded(value: Any) -> Any:
 
 def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision: str) -> None:
     kind = np.float64 if precision == "float64" else np.float32
-    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
-    text = re.sub(r"\[\n[^][{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text)  # a list of numbers, a line
     try:
         with whole_or_absent(out) as folder:
-            (folder / JSON).write_text(text + "\n", encoding="utf-8")
+            (folder / JSON).write_text(metrics.as_json(result) + "\n", encoding="utf-8")
             (folder / PAGE).write_text(draw(result), encoding="utf-8")
             save_file({name: each.astype(kind) for name, each in nats.items()}, folder / NATS)
     except FileExistsError:

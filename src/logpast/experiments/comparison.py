@@ -5,7 +5,7 @@
 A recipe names a corpus, a budget and the systems. Systems get equal numbers of weights (the width of the MLP makes up
 for what each needs besides), their learning rate by the same small search on validation text, and then the same number
 of training tokens, or of seconds. Each finished cell is a row of OUT/rows.jsonl: a comparison that was interrupted
-goes on where it stopped.
+goes on where it stopped. Of finished runs, weights are kept and optimizer states are not.
 """
 
 from __future__ import annotations
@@ -333,8 +333,8 @@ def _run_cell(
         "tokens_per_second": entry.pop("tokens_per_second"),
         "peak_bytes": entry.pop("peak_bytes"),
     }
+    keep_weights_alone(run)  # before the row, for a cell that has one is not looked at again
     ledger.append(out / "rows.jsonl", entry)
-    keep_weights_alone(run)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

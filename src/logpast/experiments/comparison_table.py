@@ -55,13 +55,14 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
 def _against(group: list[dict[str, Any]], base: list[dict[str, Any]]) -> str:
     """Empty where rows have no documents' nats, as those of earlier versions."""
     documents = {row["seed"]: row["scores"]["by_document"] for row in base if "by_document" in row["scores"]}
-    group = [row for row in group if row["seed"] in documents and "by_document" in row["scores"]]
-    if not group:
+    paired = [row for row in group if row["seed"] in documents and "by_document" in row["scores"]]
+    if not paired:
         return ""
-    ours = np.mean([row["scores"]["by_document"]["nats"] for row in group], axis=0)
-    theirs = np.mean([documents[row["seed"]]["nats"] for row in group], axis=0)
-    found = paired_difference(ours, theirs, np.array(group[0]["scores"]["by_document"]["tokens"]))
-    return "{:+.4f} [{:+.4f}, {:+.4f}]".format(found["nats_per_token"], *found["interval"])
+    ours = np.mean([row["scores"]["by_document"]["nats"] for row in paired], axis=0)
+    theirs = np.mean([documents[row["seed"]]["nats"] for row in paired], axis=0)
+    found = paired_difference(ours, theirs, np.array(paired[0]["scores"]["by_document"]["tokens"]))
+    seeds = "" if len(paired) == len(group) else f" (seed {', '.join(str(row['seed']) for row in paired)})"
+    return "{:+.4f} [{:+.4f}, {:+.4f}]".format(found["nats_per_token"], *found["interval"]) + seeds
 
 
 def write_table(rows: list[dict[str, Any]], out: Path, say: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_library
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -165,7 +164,7 @@ def _saved_nats(path: Path, store: TokenStore) -> NDArray[np.float64]:
 
 
 def _report(result: dict[str, Any], json: str | None) -> None:
-    text = json_library.dumps(metrics.jsonable(result), indent=2)
+    text = metrics.as_json(result)
     if json == "-":
         print(text)
         return

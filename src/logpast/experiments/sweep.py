@@ -225,8 +225,8 @@ class _Sweep:
                 progress.say(f"{cell.name}: failed: {self.failed[cell.name]} ({self._log(cell.name)})")
             return
         row["sweep"] = {"cell": cell.name, "choices": cell.choices, "test": cell.test, "key": cell.key}
+        keep_weights_alone(cell.config.run)  # before the row, for a cell that has one is not looked at again
         ledger.append(self.out / "ledger.jsonl", row)
-        keep_weights_alone(cell.config.run)
         self.done[cell.key] = row
         figure = _shown(row["scores"]["ppl_token"], 2)
         progress.say(f"{cell.name}: ppl_token {figure} in {row['seconds']:,.0f} s; {self._count()}")

@@ -50,6 +50,12 @@ class CompressiveConfig(RecurrentConfig):
             raise UserError(f"model.compression must be one of {known}, got {self.compression!r}")
 
 
+def as_product(kernel: nn.Module) -> Tensor:
+    """A convolution's weights for its positions side by side: compiled, the library's own gave NaN in bf16 on a CPU."""
+    assert isinstance(kernel, nn.Conv1d)
+    return kernel.weight.permute(0, 2, 1).flatten(1)
+
+
 class Convolution(nn.Module):
     """One kernel over each group of `rate` positions."""
 
@@ -58,7 +64,7 @@ class Convolution(nn.Module):
         self.kernel = nn.Conv1d(width, width, rate, stride=rate, bias=False)
 
     def forward(self, old: Tensor) -> Tensor:
-        return self.kernel(old.mT).mT
+        return F.linear(old.unflatten(1, (-1, self.kernel.kernel_size[0])).flatten(2), as_product(self.kernel))
 
 
 class DilatedConvolutions(nn.Module):
@@ -74,10 +80,11 @@ class DilatedConvolutions(nn.Module):
         self.kernels = nn.ModuleList(nn.Conv1d(width, width, 2, dilation=apart, bias=False) for apart in dilations)
 
     def forward(self, old: Tensor) -> Tensor:
-        x = old.mT
+        x = old
         for number, kernel in enumerate(self.kernels):
-            x = x + F.gelu(kernel(F.pad(x, (2**number, 0))))
-        return x[..., self.rate - 1 :: self.rate].mT
+            earlier = F.pad(x, (0, 0, 2**number, 0))[:, : x.shape[1]]
+            x = x + F.gelu(F.linear(torch.cat([earlier, x], dim=-1), as_product(kernel)))
+        return x[:, self.rate - 1 :: self.rate]
 
 
 def pool(old: Tensor, rate: int, how: Compression) -> Tensor:

@@ -9,6 +9,8 @@ runs/NAME/
     carried.safetensors           the state that a recurrent system carries, of each lane of the text
     state.json                    step, tokens, seconds, the best validation so far, hardware, revision
     config.yaml, tokenizer.json   all that is needed to use the weights elsewhere
+
+Finished cells of sweeps and comparisons have no optimizer and no carried state any more.
 """
 
 from __future__ import annotations
@@ -178,7 +180,7 @@ def save_checkpoint(
 
 
 def keep_weights_alone(run: Path) -> None:
-    """Of a run that is finished and recorded: two thirds of each checkpoint are of no use any more."""
+    """Of a run that is finished: two thirds of each checkpoint are of no use any more."""
     for folder in sorted_checkpoints(run):
         with suppress(UserError):  # a damaged one, or no room: then it stays as it is
             state = open_checkpoint(folder).state
@@ -194,7 +196,7 @@ def _on_cpu(tensors: dict[str, Any]) -> dict[str, Tensor]:
 
 def _load(file: Path) -> dict[str, Tensor]:
     if file.name in FOR_TRAINING and not file.exists():
-        raise UserError(f"{file.parent} has weights alone, to be scored or sampled; training cannot go on from it")
+        raise UserError(f"{file.parent} has weights alone, to score or sample; to train, give another --run folder")
     try:
         return load_file(file)
     except (SafetensorError, OSError) as error:

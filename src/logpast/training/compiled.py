@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch._functorch.config
 
 from logpast.models import LanguageModel, Recurrent
 from logpast.training.config import TrainConfig
@@ -29,6 +30,7 @@ def compiled(model: LanguageModel, config: TrainConfig, device: torch.device) ->
         _made = 0
     _made += 1
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, TIMES)
+    torch._functorch.config.backward_pass_autocast = "off"  # as it runs: what was in full precision stays so
     model.compile(**_how(model, device))
     return model
 
