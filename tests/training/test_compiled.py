@@ -94,6 +94,7 @@ def test_a_copy_has_its_own_weights(system: str, made: list[object]) -> None:
     assert torch.equal(model(*given)[0], nats)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # the compiler's own
 def test_what_is_in_full_precision_has_a_backward_pass_in_full_precision(train_config: TrainConfig) -> None:
     """Through the compiler itself, which by default takes the backward pass down to bf16 with the rest."""
     model = TimeLocalConfig(window=64, layers=1, heads=2, width=32, slots=4, sharpness=1)
