@@ -217,6 +217,17 @@ def test_no_name_leads_out_of_the_folder(page: Path, tmp_path: Path) -> None:
     assert [path.name for path in (out / "search").iterdir()] == [".._Tü_XL + a.json"]
 
 
+def test_other_texts_in_place_of_the_recipes(page: Path, store: TokenStore, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("And God said, Let there be light: and there was light. " * 9)
+    values = changed(page, learning_rates=[1e-3])
+    (row,) = compare(values, tmp_path / "out", systems=["memory"], validation=str(other), test=str(other))
+    assert row["train_data"]["name"] == yaml.safe_load(page.read_text())["train"]
+    assert row["validation_data"]["name"] == row["test_data"]["name"] == str(other)
+    with pytest.raises(UserError, match="another recipe; give another --out"):
+        compare(values, tmp_path / "out", systems=["memory"])
+
+
 def test_killed_before_its_row_a_cell_is_scored_again(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,9 @@ def compare(
     budget: Budget = "tokens",
     systems: list[str] | None = None,
     seeds: list[int] | None = None,
+    train: str | None = None,
+    validation: str | None = None,
+    test: str | None = None,
 ) -> list[dict[str, Any]]:
     """Train and score several systems side by side, and write one table and one plot.
 
@@ -124,6 +127,7 @@ def compare(
         logpast compare recipes/rivals-toy.yaml
         logpast compare recipes/rivals-small.yaml --budget time --out runs/rivals-time
         logpast compare recipes/rivals-small.yaml --systems "[memory, delta]" --seeds "[0, 1, 2]"
+        logpast compare recipes/rivals-small.yaml --train my/train --validation my/valid --test my/test --out runs/my
 
     Args:
         recipe: a page that names corpus, budget and systems; see recipes/rivals-small.yaml.
@@ -132,13 +136,21 @@ def compare(
         budget: tokens gives every system the same training tokens, time the same seconds of training.
         systems: only these of the recipe's.
         seeds: in place of the recipe's.
+        train: a text to train on, in place of the recipe's.
+        validation: a text to choose learning rates on, in place of the recipe's.
+        test: a text to score on, in place of the recipe's.
 
     Returns:
         The rows, one for each system and seed.
     """
     plan = _read(recipe)
-    if seeds is not None:
-        plan = replace(plan, seeds=tuple(seeds))
+    plan = replace(
+        plan,
+        seeds=plan.seeds if seeds is None else tuple(seeds),
+        train=train or plan.train,
+        validation=validation or plan.validation,
+        test=test or plan.test,
+    )
     out = out or Path("runs") / recipe.stem
     if systems == []:
         raise UserError(f"--systems is empty; leave it out for all, or name some of {', '.join(plan.systems)}")
