@@ -59,7 +59,7 @@ def responses(config: TimeLocalConfig, length: int) -> Tensor:
     past = torch.zeros(1, config.slots, config.sharpness + 1, 1).double()
     entries = []
     for step in range(length):
-        past = timeline.advance(past, torch.full((1, 1, 1), float(step == 0)).double())
+        past = timeline.advance(past, torch.full((1, 1, 1, 1), float(step == 0)).double())[-1]
         entries.append(past[0, :, -1, 0])
     return torch.stack(entries, dim=1)
 
@@ -99,7 +99,7 @@ def test_far_entries_are_not_lost_in_layer_norms_epsilon() -> None:
     timeline = Timeline(TimeLocalConfig(slots=20))  # the last peak at 236
     past = torch.zeros(1, 20, 5, 512)
     for inputs in (0.02 * torch.randn(1, 64 * 32, 512)).split(64, dim=1):
-        past = timeline.advance(past, inputs)
+        past = timeline.advance(past, inputs.unsqueeze(1))[-1]
     assert ((past[0, :, -1].std(dim=-1) / 0.02 - 1).abs() < 0.15).all()
 
 
@@ -271,7 +271,7 @@ def test_under_autocast_the_timeline_is_float32() -> None:
     inputs = model.table.weight[text].to(torch.bfloat16).double()  # of the first layer
     past = model.double().start(2)["integrators"][:, 0]
     for some in inputs.split(50, dim=1):
-        past = model.timeline.advance(past, some)
+        past = model.timeline.advance(past, some.unsqueeze(1))[-1]
     torch.testing.assert_close(after[:, 0].double(), past, atol=1e-5, rtol=1e-5)
 
 

@@ -110,13 +110,15 @@ class Timeline(nn.Module):
             self.register_buffer(name, torch.empty(0, dtype=torch.get_default_dtype()), persistent=False)
         self._lay_out()
 
-    def advance(self, past: Tensor, inputs: Tensor) -> Tensor:
-        """The integrators (B, L, k+1, d) after inputs (B, T, d), T ≤ CHUNK."""
-        length = inputs.shape[1]
+    def advance(self, past: Tensor, pieces: Tensor) -> list[Tensor]:
+        """The integrators (B, L, k+1, d) before the first of `pieces` (B, P, T, d), T ≤ CHUNK, and after each."""
+        length = pieces.shape[2]
         entered = self.passing[1 : length + 1, :, :, 0].flip(0) * self.gain[:, None]
+        found = [past]
         with full_precision(past.device):
-            decayed = torch.einsum("lji,blid->bljd", self.passing[length], past)
-            return decayed + torch.einsum("qlj,bqd->bljd", entered, inputs)
+            for entering in torch.einsum("qlj,bpqd->pbljd", entered, pieces).unbind():
+                found.append(torch.einsum("lji,blid->bljd", self.passing[length], found[-1]) + entering)
+        return found
 
     def consist_of(self, length: int) -> Tensor:
         """(T, L, L(k+1) + T): the weights that the integrators before and the inputs have in the entries."""
@@ -238,11 +240,18 @@ class TimeLocalBlock(nn.Module):
 
     def forward(self, x: Tensor, real: Tensor, past: Tensor, timeline: Timeline) -> tuple[Tensor, Tensor]:
         """What it makes of x (B, T, d), and its integrators after it; padding, where not `real`, leaves no trace."""
-        mixed = []
-        inputs = x.to(past.dtype) * real.unsqueeze(-1)
-        for now, some in zip(self.attention_norm(x).split(CHUNK, 1), inputs.split(CHUNK, 1), strict=True):
-            mixed.append(self.attention(now, some, past, timeline))
-            past = timeline.advance(past, some)
+        mixed, length = [], x.shape[1]
+        now, inputs = self.attention_norm(x), x.to(past.dtype) * real.unsqueeze(-1)
+        whole = length - length % CHUNK
+        for begin, end in ((0, whole), (whole, length)):  # all whole pieces at once, then what is left
+            if begin < end:
+                pieces = inputs[:, begin:end].unflatten(1, (-1, min(CHUNK, end - begin)))
+                *before, past = timeline.advance(past, pieces)
+                tokens = now[:, begin:end].reshape(pieces.shape)
+                seen = self.attention(
+                    tokens.flatten(0, 1), pieces.flatten(0, 1), torch.stack(before, dim=1).flatten(0, 1), timeline
+                )
+                mixed.append(seen.reshape(now[:, begin:end].shape))
         x = x + torch.cat(mixed, dim=1)
         return x + self.mlp_out(activated(self.mlp_in, self.mlp_norm(x))), past
 
