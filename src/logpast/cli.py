@@ -47,6 +47,9 @@ VERBS = {
     "results curves": Verb(
         "logpast.experiments.curves", "curves", "draw what runs learned on their way", "logs", "LOG …"
     ),
+    "results comparison": Verb(
+        "logpast.experiments.comparison_table", "show", "print and draw a comparison made before", "rows", "ROWS"
+    ),
     "results pages": Verb("logpast.experiments.pages", "pages", "bring the figures on the pages up to date"),
     "paper fig1": Verb("logpast.experiments.paper", "fig1", "draw the paper's Figure 1: the filters"),
     "paper figA1": Verb("logpast.experiments.paper", "fig_a1", "draw its Figure A1: wider and narrower filters"),

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 from dataclasses import replace
@@ -13,6 +14,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from logpast import files
+from logpast.cli import main
 from logpast.data import TokenStore, open_tokens
 from logpast.errors import UserError
 from logpast.experiments import comparison, comparison_table, ledger
@@ -56,6 +58,7 @@ def test_all_systems_in_one_table(page: Path, tmp_path: Path, monkeypatch: pytes
         assert abs(row["parameters"] / rows[0]["parameters"] - 1) < 0.02
         assert row["train_tokens"] == pytest.approx(600, rel=0.25)  # whole batches of a text of three small documents
         assert row["scores"]["unscored"] == 0
+        assert row["scores"]["by_document"]["unseen"] == [0] * 3  # trained and scored on the same text
         assert row["comparison"]["learning_rate"] in (1e-3, 1e-2)
         assert row["comparison"]["tokens_per_second"] > 0
         assert row["recipe_hash"] == ledger.hash_of(row["recipe"])
@@ -264,6 +267,67 @@ def test_rows_without_documents_have_no_column_against() -> None:
     rows[1] = rows[1] | {"scores": scores | {"by_document": {"nats": [1.5, 2.9], "tokens": [3, 4]}}}
     found = comparison_table.table(rows)
     assert found.rows[1][list(found.heads).index("nats against a")] == "+0.2000 [+0.1667, +0.2250] (seed 0)"
+
+
+def with_documents(system: str, seed: int, nats: list[float], unseen: list[int]) -> dict[str, Any]:
+    cell = {"peak_bytes": None, "tokens_per_second": 9.0 + seed, "attention_length": 9, "state_bytes": 2048}
+    documents = {"nats": nats, "tokens": [100, 100, 200], "unseen": unseen}
+    return {
+        "seed": seed, "parameters": 9, "train_tokens": 9, "train_data": {"name": "a"}, "test_data": {"name": "b"},
+        "comparison": cell | {"system": system, "budget": "tokens", "learning_rate": 0.1},
+        "scores": {"ppl_token": 20.0, "ppl_word": 30.0, "bits_per_byte": 1.5, "by_document": documents},
+    }  # fmt: skip
+
+
+def test_documents_unlike_the_training_text_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        with_documents(name, seed, nats, [2, 1, 2])  # of the first document, 2 % are new
+        for name, nats in (("a", [900.0, 100.0, 200.0]), ("b", [100.0, 110.0, 240.0]))
+        for seed in (0, 1)
+    ]
+    heads, lines, *_ = comparison_table.table(rows)
+    line = dict(zip(heads, lines[1], strict=True))
+    assert line["nats against a"].startswith("-1.8750 ")
+    assert line["nats against a, 2 familiar documents"] == "+0.1667 [+0.1000, +0.2000]"
+    assert line["ppl_token, 2 familiar documents"] == f"{math.exp(350 / 300):.2f} ± 0.00"
+    assert line["tokens/s"] == "10"  # the faster seed's
+
+    (place := tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = "--plot", tmp_path / "p.png", "--markdown", tmp_path / "t"
+    with pytest.raises(SystemExit, match="0"):
+        main(["results", "comparison", *map(str, [place, *words])])
+    shown = capsys.readouterr().out
+    assert "ppl_token, 2 familiar documents" in shown
+    assert "nats against a " not in shown  # of two, the one that tells more
+    assert (tmp_path / "p.png").stat().st_size > 1000
+    assert (tmp_path / "t").read_text().count("\n") == 4
+
+    for row in rows:
+        row["scores"]["by_document"]["unseen"] = [0, 0, 0]
+    assert not any("familiar" in head for head in comparison_table.table(rows).heads)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no rows yet"),
+        ('{"scores": {"ppl_token": 3}}\n', "holds no comparison"),
+        ("not JSON", "rows.jsonl"),
+    ],
+)
+def test_what_is_no_comparison_is_told(tmp_path: Path, text: str, told: str) -> None:
+    (place := tmp_path / "rows.jsonl").write_text(text)
+    with pytest.raises(UserError, match=told):
+        comparison_table.show(place, tmp_path / "p.png")
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_equal_tokens_and_equal_time_are_not_mixed(tmp_path: Path) -> None:
+    rows = [with_documents("a", seed, [1.0, 2.0, 3.0], [0, 0, 0]) for seed in (0, 1)]
+    rows[1]["comparison"]["budget"] = "time"
+    (place := tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="equal tokens and of equal time"):
+        comparison_table.show(place, tmp_path / "p.png")
 
 
 def test_ticks_that_lie_close_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,12 @@ def test_occurrences() -> None:
     assert probes.occurrences(store).tolist() == [1, 1, 0, 3, 0]
 
 
+def test_tokens_that_the_training_text_never_has_are_counted_by_document() -> None:
+    train = TokenStore.in_memory([[3, 1], [3, 0]], size=5, eot=4)
+    test = TokenStore.in_memory([[2, 1, 2], [3], [4, 0]], size=5, eot=4)
+    assert probes.unseen(train, test).tolist() == [2, 0, 1]
+
+
 @pytest.mark.parametrize(("largest", "begins"), [(-1, []), (0, []), (1, [1]), (7, [1, 2, 4]), (8, [1, 2, 4, 8])])
 def test_doubling(largest: int, begins: list[int]) -> None:
     assert probes.doubling(largest) == begins

@@ -28,6 +28,7 @@ from logpast.data import open_tokens
 from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.experiments.evaluation import Precision, evaluate
+from logpast.experiments.probes import unseen
 from logpast.training.checkpoint import find_checkpoint
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
@@ -39,8 +40,8 @@ PATIENCE = 60.0  # seconds that a process which was told to stop has for it; its
 
 def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> dict[str, Any]:
     """Train, or go on, or find it done; score on the test text in the arithmetic of the training, which is how the
-    validation chose the checkpoint. Returns the ledger's row, with `tokens_per_second` of the training and
-    `peak_bytes`, the most memory that it took.
+    validation chose the checkpoint. Returns the ledger's row, with how many of each document's tokens the training
+    text never has, `tokens_per_second` of the training and `peak_bytes`, the most memory that it took.
     """
     _forget_peak()
     train(config)
@@ -49,7 +50,11 @@ def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> d
     precision = ARITHMETIC.get(config.precision, "float32")
     scores = evaluate(config.run, test, batch_size=size, device=config.accelerator, precision=precision)
     found = find_checkpoint(config.run)
-    entry = ledger.row(found, open_tokens(test, found.load_tokenizer()), scores)
+    scored = open_tokens(test, found.load_tokenizer())
+    if "by_document" in scores:
+        trained_on = open_tokens(config.data.train, config.data.tokenizer)
+        scores["by_document"]["unseen"] = unseen(trained_on, scored).tolist()
+    entry = ledger.row(found, scored, scores)
     return entry | {"tokens_per_second": tokens_per_second(config.run), "peak_bytes": peak}
 
 

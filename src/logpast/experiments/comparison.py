@@ -29,7 +29,8 @@ from logpast.data.windows import Lanes, Streams, Windows
 from logpast.errors import Diverged, UserError
 from logpast.experiments import ledger
 from logpast.experiments.cell import run_cell, tokens_per_second
-from logpast.experiments.comparison_table import draw, write_table
+from logpast.experiments.comparison_table import draw, short, table
+from logpast.experiments.tables import aligned, markdown
 from logpast.files import alone, make_way, remove, write_whole
 from logpast.models import SYSTEMS, LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build
 from logpast.training.checkpoint import keep_weights_alone
@@ -178,7 +179,8 @@ def _compare(
     rows = [row for row in _rows(out) if row["comparison"]["budget"] == budget]
     order = [each.name for each in contestants]
     rows.sort(key=lambda row: (order.index(row["comparison"]["system"]), row["seed"]))
-    write_table(rows, out, say)
+    write_whole(out / "table.md", markdown(table(rows)) + "\n")
+    print(aligned(short(rows)))
     draw(rows, out / "plot.png")
     say(f"{out / 'table.md'}, {out / 'plot.png'}, rows in {out / 'rows.jsonl'}")
     return rows

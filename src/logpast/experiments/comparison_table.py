@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
+from numpy.typing import NDArray
 
-from logpast.experiments import tables
+from logpast.errors import UserError
+from logpast.experiments import ledger, tables
+from logpast.experiments.by_document import Documents, documents, nats
+from logpast.experiments.ledger import sound
+from logpast.files import make_way
 from logpast.metrics import paired_difference
 
 
@@ -24,26 +29,31 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
     """Means over seeds; after ±, their standard deviation; in brackets, 95 % over documents, of the first seed.
 
     Against the first system: nats per token from the same seeds on the same documents, in brackets 95 % over these.
-    Columns of which nothing is known are left out.
+    Where there are documents that the training text did not prepare for, both are told for the others too. Speed is
+    that of the fastest seed, for whatever else a machine does only slows it. Columns of which nothing is known are
+    left out.
     """
-    groups = _by_system(rows)
+    groups, of = _by_system(rows), documents(rows)
     base = next(iter(groups), "")
+    some = f"{of.familiar.sum()} familiar documents"
     lines = []
     for name, group in groups.items():
         cell, first = group[0]["comparison"], group[0]
+        known = _familiar(group, of)
         peaks = [row["comparison"]["peak_bytes"] for row in group if row["comparison"]["peak_bytes"]]
-        speed = statistics.median(row["comparison"]["tokens_per_second"] for row in group)
         lines.append({
             "system": name,
             "seeds": str(len(group)),
             "ppl_token": _figure(group, "ppl_token", 2),
             "ppl_word": _figure(group, "ppl_word", 1),
             "bits/byte": _figure(group, "bits_per_byte", 4),
-            f"nats against {base}": "" if name == base else _against(group, groups[base]),
+            f"nats against {base}": _against(group, groups[base], of.tokens),
+            f"ppl_token, {some}": _spread(list(known.values()), 2) + _which(list(known), group) if known else "",
+            f"nats against {base}, {some}": _against(group, groups[base], of.tokens, of.familiar) if known else "",
             "weights": f"{first['parameters']:,}",
             "attention": f"{cell['attention_length']:,}",
             "training tokens": f"{first['train_tokens']:,}",
-            "tokens/s": f"{speed:,.0f}",
+            "tokens/s": f"{max(row['comparison']['tokens_per_second'] for row in group):,.0f}",
             "peak MiB": f"{max(peaks) / 2**20:,.0f}" if peaks else "",
             "state KiB": f"{cell['state_bytes'] / 2**10:,.0f}",
             "learning rate": f"{cell['learning_rate']:g}",
@@ -52,34 +62,83 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
     return tables.Table(heads, [tuple(line[head] for head in heads) for line in lines])
 
 
-def _against(group: list[dict[str, Any]], base: list[dict[str, Any]]) -> str:
-    """Empty where rows have no documents' nats, as those of earlier versions."""
-    documents = {row["seed"]: row["scores"]["by_document"] for row in base if "by_document" in row["scores"]}
-    paired = [row for row in group if row["seed"] in documents and "by_document" in row["scores"]]
-    if not paired:
+def _familiar(group: list[dict[str, Any]], of: Documents) -> dict[int, float]:
+    """seed -> perplexity per token over the familiar documents; none where there are no others."""
+    if not of.tell_apart:
+        return {}
+    total = of.tokens[of.familiar].sum()
+    return {seed: math.exp(each[of.familiar].sum() / total) for seed, each in nats(group).items()}
+
+
+def _against(
+    group: list[dict[str, Any]], base: list[dict[str, Any]], tokens: NDArray[np.int64], chosen: Any = slice(None)
+) -> str:
+    ours, theirs = nats(group), nats(base)
+    seeds = [seed for seed in ours if seed in theirs]
+    if not seeds or group is base:
         return ""
-    ours = np.mean([row["scores"]["by_document"]["nats"] for row in paired], axis=0)
-    theirs = np.mean([documents[row["seed"]]["nats"] for row in paired], axis=0)
-    found = paired_difference(ours, theirs, np.array(paired[0]["scores"]["by_document"]["tokens"]))
-    seeds = "" if len(paired) == len(group) else f" (seed {', '.join(str(row['seed']) for row in paired)})"
-    return "{:+.4f} [{:+.4f}, {:+.4f}]".format(found["nats_per_token"], *found["interval"]) + seeds
+    one, other = (np.mean([each[seed][chosen] for seed in seeds], axis=0) for each in (ours, theirs))
+    found = paired_difference(one, other, tokens[chosen])
+    low, high = found["interval"]
+    return f"{found['nats_per_token']:+.4f} [{low:+.4f}, {high:+.4f}]" + _which(seeds, group)
 
 
-def write_table(rows: list[dict[str, Any]], out: Path, say: Any) -> None:
+def _which(seeds: list[int], group: list[dict[str, Any]]) -> str:
+    return "" if len(seeds) == len(group) else f" (seed {', '.join(map(str, seeds))})"
+
+
+def _spread(values: list[float], digits: int) -> str:
+    text = f"{statistics.mean(values):.{digits}f}"
+    return text + (f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
+
+
+def short(rows: list[dict[str, Any]]) -> tables.Table:
+    """The columns that matter most, for a screen or a page; of all documents, or of familiar ones where others are."""
     heads, lines, *_ = table(rows)
-    (out / "table.md").write_text(tables.markdown(table(rows)) + "\n", encoding="utf-8")
-    short = [heads.index(name) for name in ("system", "ppl_token", "bits/byte", "tokens/s", "state KiB")]
-    shown = Table(*(heads[column] for column in short))
-    for line in lines:
-        shown.add_row(*(line[column] for column in short))
-    say(shown)
+    apart = any("familiar" in head for head in heads)
+    kept = [
+        place
+        for place, head in enumerate(heads)
+        if head in ("system", "seeds", "ppl_token", "tokens/s", "state KiB") or "familiar" in head
+        or (not apart and "against" in head)
+    ]  # fmt: skip
+    return tables.Table([heads[place] for place in kept], [[line[place] for place in kept] for line in lines])
+
+
+def show(rows: Path, plot: Path = Path("comparison.png"), markdown: Path | None = None) -> None:
+    """Print the table of a comparison that was made before, and draw its picture.
+
+    Examples:
+        logpast results comparison runs/rivals-small/rows.jsonl
+        logpast results comparison results/rivals-pg19.jsonl --plot pg19.png --markdown pg19.md
+
+    Args:
+        rows: what `logpast compare` wrote, a row a system and seed. Their order is that of the table, and systems are
+            set beside the first.
+        plot: the picture. An existing one is replaced.
+        markdown: write the table with all its columns to this file. An existing one is replaced.
+    """
+    with sound(f"{rows} holds no comparison", "give the rows.jsonl that `logpast compare` wrote"):
+        found = ledger.read(rows)
+        if not found:
+            raise UserError(f"{rows} has no rows yet; wait for the first system to be trained and scored")
+        if len({row["comparison"]["budget"] for row in found}) > 1:
+            raise UserError(
+                f"{rows} has rows of equal tokens and of equal time; keep those of one in a file of their own"
+            )
+        whole, fits = table(found), tables.aligned(short(found))
+    for place in (plot, markdown):
+        if place is not None:
+            make_way(place)
+    if markdown:
+        markdown.write_text(tables.markdown(whole) + "\n", encoding="utf-8")
+    print(fits)
+    draw(found, plot)
+    print("wrote " + ", ".join(str(place) for place in (plot, markdown) if place))
 
 
 def _figure(group: list[dict[str, Any]], name: str, digits: int) -> str:
-    values = [row["scores"][name] for row in group]
-    text = f"{statistics.mean(values):.{digits}f}"
-    if len(values) > 1:
-        text += f" ± {statistics.stdev(values):.{digits}f}"
+    text = _spread([row["scores"][name] for row in group], digits)
     interval = group[0]["scores"].get("interval", {}).get(name)
     return text + (f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]" if interval else "")
 
@@ -89,23 +148,29 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    groups = _by_system(rows)
+    groups, of = _by_system(rows), documents(rows)
     figure = Figure(figsize=(12, 1.5 + 0.45 * max(6, len(groups))), layout="constrained")
     bars, states = figure.subplots(1, 2)
     for place, (name, group) in enumerate(reversed(groups.items())):
         values = [row["scores"]["ppl_token"] for row in group]
-        middle = statistics.mean(values)
+        known = list(_familiar(group, of).values())
         interval = group[0]["scores"].get("interval", {}).get("ppl_token")
         if interval:
-            low, high = (middle * bound / values[0] for bound in interval)
+            low, high = (statistics.mean(values) * bound / values[0] for bound in interval)
             bars.plot([low, high], [place, place], color="0.75", linewidth=6, solid_capstyle="butt", zorder=1)
-        bars.plot(values, [place] * len(values), "o", color="tab:blue", markersize=4, zorder=2)
-        kept = group[0]["comparison"]["state_bytes"] / 2**10
-        states.plot(kept, middle, "o", color="tab:blue")
-        states.annotate(name, (kept, middle), textcoords="offset points", xytext=(5, 4), fontsize=8)
+        for some, colour in ((values, "tab:blue"), (known, "tab:orange")):
+            bars.plot(some, [place] * len(some), "o", color=colour, markersize=4, zorder=2)
+        if some := known if of.tell_apart else values:
+            spot = group[0]["comparison"]["state_bytes"] / 2**10, statistics.mean(some)
+            states.plot(*spot, "o", color="tab:orange" if of.tell_apart else "tab:blue")
+            states.annotate(name, spot, textcoords="offset points", xytext=(5, 4 - 14 * (place % 2)), fontsize=8)
     bars.set_yticks(range(len(groups)), list(reversed(groups)))
-    bars.set(xlabel="perplexity per token (a point a seed; grey: 95 % over documents)")
-    states.set(xlabel="state of a stream at inference, KiB", ylabel="perplexity per token", xscale="log")
+    measure, orange = "perplexity per token", ""
+    if of.tell_apart:
+        measure += f", {of.familiar.sum()} familiar documents"
+        orange = f"\norange: {of.familiar.sum()} familiar documents of {len(of.tokens)}"
+    bars.set(xlabel=f"perplexity per token (a point a seed; grey: 95 % over documents){orange}")
+    states.set(xlabel="state of a stream at inference, KiB", ylabel=measure, xscale="log")
     states.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     states.xaxis.set_major_formatter("{x:,g}")
     states.xaxis.set_minor_formatter(NullFormatter())

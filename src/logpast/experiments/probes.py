@@ -106,6 +106,13 @@ def occurrences(store: TokenStore) -> Kinds:
     return counts
 
 
+def unseen(train: TokenStore, test: TokenStore) -> Kinds:
+    """Of each document of `test`, how many of its tokens never stand in `train`."""
+    never = occurrences(train) == 0
+    first, last = test.documents.start, test.documents.start + test.documents.tokens
+    return np.array([never[test.tokens[a:b]].sum() for a, b in zip(first, last, strict=True)], dtype=np.int64)
+
+
 def doubling(largest: int) -> list[int]:
     """1, 2, 4, … as far as `largest`: where bins on a logarithmic axis begin."""
     return [2**power for power in range(max(0, largest).bit_length())]

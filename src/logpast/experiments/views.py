@@ -235,6 +235,7 @@ VIEWS: dict[str, View] = {
     "score-gpu": _score_gpu,
     "fast-step": _fast_step,
     **{name: _comparison(name) for name in ("rivals-toy", "rivals-pg19", "rivals-pg19-pilot")},
+    "rivals-pg19-short": lambda results: markdown(comparison_table.short(ledger.read(results / "rivals-pg19.jsonl"))),
     "paper-best": _paper_best,
     "paper-all-counted": _paper_all_counted,
     "paper-line-ends": _paper_line_ends,
