@@ -333,7 +333,7 @@ def test_equal_tokens_and_equal_time_are_not_mixed(tmp_path: Path) -> None:
 def test_ticks_that_lie_close_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *arguments, **words: drawn.append(figure))
-    common = {"scores": {"ppl_token": 20.0}, "train_tokens": 9, "parameters": 9}
+    common = {"seed": 0, "scores": {"ppl_token": 20.0}, "train_tokens": 9, "parameters": 9}
     texts = {"train_data": {"name": "a"}, "test_data": {"name": "b"}}
     rows = [common | texts | {"comparison": {"system": str(kib), "state_bytes": kib * 1024}} for kib in (5.1, 5.6, 6.2)]
     comparison_table.draw(rows, tmp_path / "plot.png")

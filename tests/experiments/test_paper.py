@@ -3,6 +3,7 @@
 import copy
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from logpast.errors import UserError
 from logpast.experiments import paper, printed
 from logpast.experiments.ledger import append
+from logpast.experiments.measured import measured
 from logpast.filters import PAPER_SPACING
 
 BANK = {"spacing": PAPER_SPACING, "first_peak": 1.0, "kernel": "paper", "normalize": "none", "reach": 1.0}
@@ -183,6 +185,37 @@ def test_tables_in_three_forms(tmp_path: Path, ledger: Path, capsys: pytest.Capt
     paper.accounting(tmp_path / "accounting.md")
     assert "\n\n\\* outside what" in (tmp_path / "accounting.md").read_text()
     assert "trained on 49.0M tokens of wiki22k:train, 124M weights" in capsys.readouterr().out
+
+
+def with_documents(made: dict[str, Any], nats: list[float]) -> dict[str, Any]:
+    documents = {"nats": nats, "tokens": [100, 100, 200], "unseen": [2, 1, 2]}  # 2 % of the first
+    return made | {"scores": made["scores"] | {"by_document": documents}}
+
+
+def test_a_memory_stands_beside_the_control_of_its_length_and_seed(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        append(tmp_path / "s.jsonl", with_documents(row(5, None, seed, 40.0), [300.0, 400.0, 800.0]))
+        append(tmp_path / "s.jsonl", with_documents(row(53, None, seed, 40.0), [300.0, 400.0, 800.0]))
+    append(tmp_path / "s.jsonl", with_documents(row(53, 200, 1, 39.0), [700.0, 390.0, 788.0]))
+    table = paper.table_a1(results=tmp_path)
+    lines = {line[0]: dict(zip(table.heads, line, strict=True)) for line in table.rows}
+    assert lines["53"]["ours delta¹"] == "40.00/80.00/54.60 (2 seeds)"  # e^(1200 / 300), of the two familiar ones
+    assert lines["53"]["ours k = 200¹"] == "39.00/78.00/50.74"
+    assert lines["53"]["ours k = 200 − delta¹"].startswith("+0.9450 [")
+    assert lines["53"]["ours k = 200 − delta¹, familiar"] == "-0.0733 [-0.1000, -0.0600]"
+    assert not lines["5"]["ours k = 200 − delta¹"]
+    assert "over the 2 of 3 documents with at most 1 %" in "".join(table.notes)
+    (series,) = (one for one in measured(printed.sweep("A1"), tmp_path) if one.name == "delta")
+    assert series.values(5, "ppl_familiar") == pytest.approx([math.exp(4)] * 2)
+    assert series.values(5, "ppl_token") == [40.0] * 2
+
+
+def test_a_control_of_another_recipe_is_none(tmp_path: Path) -> None:
+    other = row(53, None, 0, 40.0)
+    other["recipe"]["batch_size"] = 8
+    for each in (other, row(53, 200, 0, 39.0)):
+        append(tmp_path / "s.jsonl", with_documents(each, [300.0, 400.0, 800.0]))
+    assert not any("−" in head for head in paper.table_a1(results=tmp_path).heads)
 
 
 def test_tables_without_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

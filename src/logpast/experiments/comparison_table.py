@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from logpast.errors import UserError
 from logpast.experiments import ledger, tables
-from logpast.experiments.by_document import Documents, documents, nats
+from logpast.experiments.by_document import Documents, Seeds, against, documents, familiar_perplexity
 from logpast.experiments.ledger import sound
 from logpast.files import make_way
-from logpast.metrics import paired_difference
 
 
 def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -23,6 +18,10 @@ def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     for row in rows:
         groups.setdefault(row["comparison"]["system"], []).append(row)
     return groups
+
+
+def _seeds(group: list[dict[str, Any]]) -> Seeds:
+    return {row["seed"]: row["scores"] for row in group}
 
 
 def table(rows: list[dict[str, Any]]) -> tables.Table:
@@ -33,13 +32,14 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
     that of the fastest seed, for whatever else a machine does only slows it. Columns of which nothing is known are
     left out.
     """
-    groups, of = _by_system(rows), documents(rows)
+    groups = _by_system(rows)
+    of = documents(*map(_seeds, groups.values()))
     base = next(iter(groups), "")
     some = f"{of.familiar.sum()} familiar documents"
     lines = []
     for name, group in groups.items():
         cell, first = group[0]["comparison"], group[0]
-        known = _familiar(group, of)
+        known = familiar_perplexity(_seeds(group), of) if of.tell_apart else {}
         peaks = [row["comparison"]["peak_bytes"] for row in group if row["comparison"]["peak_bytes"]]
         lines.append({
             "system": name,
@@ -47,9 +47,9 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
             "ppl_token": _figure(group, "ppl_token", 2),
             "ppl_word": _figure(group, "ppl_word", 1),
             "bits/byte": _figure(group, "bits_per_byte", 4),
-            f"nats against {base}": _against(group, groups[base], of.tokens),
+            f"nats against {base}": _against(group, groups[base], of),
             f"ppl_token, {some}": _spread(list(known.values()), 2) + _which(list(known), group) if known else "",
-            f"nats against {base}, {some}": _against(group, groups[base], of.tokens, of.familiar) if known else "",
+            f"nats against {base}, {some}": _against(group, groups[base], of, familiar=True) if known else "",
             "weights": f"{first['parameters']:,}",
             "attention": f"{cell['attention_length']:,}",
             "training tokens": f"{first['train_tokens']:,}",
@@ -62,25 +62,9 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
     return tables.Table(heads, [tuple(line[head] for head in heads) for line in lines])
 
 
-def _familiar(group: list[dict[str, Any]], of: Documents) -> dict[int, float]:
-    """seed -> perplexity per token over the familiar documents; none where there are no others."""
-    if not of.tell_apart:
-        return {}
-    total = of.tokens[of.familiar].sum()
-    return {seed: math.exp(each[of.familiar].sum() / total) for seed, each in nats(group).items()}
-
-
-def _against(
-    group: list[dict[str, Any]], base: list[dict[str, Any]], tokens: NDArray[np.int64], chosen: Any = slice(None)
-) -> str:
-    ours, theirs = nats(group), nats(base)
-    seeds = [seed for seed in ours if seed in theirs]
-    if not seeds or group is base:
-        return ""
-    one, other = (np.mean([each[seed][chosen] for seed in seeds], axis=0) for each in (ours, theirs))
-    found = paired_difference(one, other, tokens[chosen])
-    low, high = found["interval"]
-    return f"{found['nats_per_token']:+.4f} [{low:+.4f}, {high:+.4f}]" + _which(seeds, group)
+def _against(group: list[dict[str, Any]], base: list[dict[str, Any]], of: Documents, familiar: bool = False) -> str:
+    found = None if group is base else against(_seeds(group), _seeds(base), of, familiar)
+    return found[0] + _which(found[1], group) if found else ""
 
 
 def _which(seeds: list[int], group: list[dict[str, Any]]) -> str:
@@ -148,12 +132,13 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    groups, of = _by_system(rows), documents(rows)
+    groups = _by_system(rows)
+    of = documents(*map(_seeds, groups.values()))
     figure = Figure(figsize=(12, 1.5 + 0.45 * max(6, len(groups))), layout="constrained")
     bars, states = figure.subplots(1, 2)
     for place, (name, group) in enumerate(reversed(groups.items())):
         values = [row["scores"]["ppl_token"] for row in group]
-        known = list(_familiar(group, of).values())
+        known = list(familiar_perplexity(_seeds(group), of).values()) if of.tell_apart else []
         interval = group[0]["scores"].get("interval", {}).get("ppl_token")
         if interval:
             low, high = (statistics.mean(values) * bound / values[0] for bound in interval)

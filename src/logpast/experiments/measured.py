@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from logpast.errors import UserError
 from logpast.experiments import printed
+from logpast.experiments.by_document import Documents, documents, familiar_perplexity
 from logpast.experiments.ledger import hash_of, sound
 from logpast.experiments.results import Entry, read
 from logpast.filters import PAPER_SPACING
 from logpast.metrics import flat
 
 RESULTS = Path("results")
+Measure = Literal["ppl_token", "ppl_word", "ppl_familiar"]
 
 
 class Series(NamedTuple):
@@ -26,10 +28,27 @@ class Series(NamedTuple):
     points: dict[int, dict[int, dict[str, Any]]]
     """L -> seed -> scores"""
 
-    def values(self, slots: int, measure: str) -> list[float]:
+    def values(self, slots: int, measure: Measure) -> list[float]:
         """A seed each; infinity, for which a ledger has no word, is itself again."""
-        found = [scores[measure] for scores in self.points[slots].values()]
-        return [math.inf if value is None else value for value in found]
+        seeds = self.points[slots]
+        if measure == "ppl_familiar" and self.documents.tell_apart:
+            return list(familiar_perplexity(seeds, self.documents).values())
+        name = "ppl_token" if measure == "ppl_familiar" else measure
+        return [math.inf if scores[name] is None else scores[name] for scores in seeds.values()]
+
+    @property
+    def documents(self) -> Documents:
+        return documents(*self.points.values())
+
+    def is_control_of(self, other: Series) -> bool:
+        """Whether the two differ in the model alone, and this one is without memory."""
+        ours, theirs = (
+            {name: value for name, value in series.recipe.items() if not name.startswith("model.")}
+            for series in (self, other)
+        )
+        return self.recipe["model.system"] == "recent" != other.recipe["model.system"] and (
+            (self.about, ours) == (other.about, theirs)
+        )
 
 
 def measured(table: printed.Sweep, results: Path) -> list[Series]:
@@ -57,6 +76,8 @@ def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
     key = hash_of([recipe, row["train_data"], row["test_data"]])
     seeds = found.setdefault(key, Series(name, _about(row, table), recipe, {})).points.setdefault(slots, {})
     scores = {name: row["scores"][name] for name in ("ppl_token", "ppl_word")}
+    if "by_document" in row["scores"]:
+        scores["by_document"] = row["scores"]["by_document"]
     if seeds.setdefault(seed, scores) != scores:
         raise UserError(
             f"{entry.file}.jsonl, run {entry.get('run')!r}: another row has other scores for the same recipe "

@@ -7,17 +7,19 @@ text, and say so wherever they stand.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Literal
+from typing import Any
 
 from logpast.errors import UserError
 from logpast.experiments import figures, printed
-from logpast.experiments.measured import RESULTS, Series, k_equals, measured
+from logpast.experiments.by_document import UNSEEN, against
+from logpast.experiments.measured import RESULTS, Measure, Series, k_equals, measured
 from logpast.experiments.tables import Table, aligned, check_form, write
 from logpast.filters import paper_horizon
 
-Measure = Literal["ppl_token", "ppl_word"]
 COLOURS = {"delta": "0.4", "k = 100": "tab:blue", "k = 150": "tab:orange", "k = 200": "tab:green"}
 
 
@@ -68,7 +70,8 @@ def results_figure(
     Args:
         out: the picture to write; .png, .svg and .pdf are known. An existing one is replaced.
         measure: ppl_token, the paper's raw perplexity, or ppl_word, its per-word one, as printed; see `paper
-            accounting` for what the latter appears to count. Ours count every token.
+            accounting` for what the latter appears to count. Ours count every token. ppl_familiar is ppl_token; of
+            ours, without documents of which more than 1 % of tokens never stand in the training text.
         results: folder of the ledger.
 
     Returns:
@@ -96,7 +99,7 @@ def results_figure(
 
 
 def _draw_printed(axis: Any, table: printed.Sweep, measure: Measure) -> str:
-    place = 0 if measure == "ppl_token" else 1
+    place = 1 if measure == "ppl_word" else 0
     across = [row.slots for row in table.rows]
     axis.plot(across, [row.delta[place] for row in table.rows], "s--", color="0.4", markersize=4, label="delta")
     for k in printed.SHARPNESSES:
@@ -113,7 +116,7 @@ def _draw_measured(axis: Any, series: list[Series], measure: Measure) -> str:
         return "ours"
     notes, drawn = _abouts(series), list[str]()
     for one in series:
-        places = sorted(one.points)
+        places = [slots for slots in sorted(one.points) if one.values(slots, measure)]
         means = [statistics.mean(one.values(slots, measure)) for slots in places]
         kind = one.name.partition(",")[0]  # its colour is the printed one's, whatever else is said of it
         again = drawn.count(kind)
@@ -131,7 +134,7 @@ def _draw_measured(axis: Any, series: list[Series], measure: Measure) -> str:
 def _dress(axis: Any, title: str, measure: Measure) -> None:
     """L along the bottom, τ*max of each along the top."""
     places = [row.slots for row in printed.sweep("A1").rows]
-    unit = "token" if measure == "ppl_token" else "word"
+    unit = "word" if measure == "ppl_word" else "token"
     axis.set(xlabel="number of filters L", ylabel=f"test perplexity per {unit}", xlim=(3, 55))
     axis.set_title("\n".join(fill(line, 85) for line in title.split("\n")), loc="left", fontsize=9)
     if axis.lines:
@@ -215,15 +218,15 @@ def _give_sweep(name: str, out: Path | None, results: Path) -> Table:
     check_form(out)
     table = printed.sweep(name)
     series = measured(table, results)
+    columns = _columns(series)
     rows = [
         [str(row.slots), _pair(row.delta), f"{row.window:,}", *map(_pair, row.filters.values()),
-         *(_mean_pair(one, row.slots) for one in series)]
+         *(cell(row.slots) for cell in columns.values())]
         for row in table.rows
     ]  # fmt: skip
-    heads = ["L", "delta", "τ*max", *map(k_equals, printed.SHARPNESSES)]
-    heads += [f"ours {one.name}{_mark(one, series)}" for one in series]
+    heads = ["L", "delta", "τ*max", *map(k_equals, printed.SHARPNESSES), *(f"ours {head}" for head in columns)]
     scale = ["ours: smaller scale, every token counted, means over seeds"] if series else []
-    return _give(Table(heads, rows, table.title, [*scale, *_abouts(series)]), out)
+    return _give(Table(heads, rows, table.title, [*scale, *_our_notes(series)]), out)
 
 
 def ours(name: str, results: Path) -> Table | None:
@@ -231,12 +234,48 @@ def ours(name: str, results: Path) -> Table | None:
     series = measured(printed.sweep(name), results)
     if not series:
         return None
+    columns = _columns(series)
     rows = [
-        [str(slots), f"{paper_horizon(slots):,}", *(_mean_pair(one, slots) for one in series)]
+        [str(slots), f"{paper_horizon(slots):,}", *(cell(slots) for cell in columns.values())]
         for slots in sorted({slots for one in series for slots in one.points})
     ]
-    heads = ["L", "τ*max", *(f"{one.name}{_mark(one, series)}" for one in series)]
-    return Table(heads, rows, printed.sweep(name).title, _abouts(series))
+    return Table(["L", "τ*max", *columns], rows, printed.sweep(name).title, _our_notes(series))
+
+
+def _columns(series: list[Series]) -> dict[str, Callable[[int], str]]:
+    """head -> what stands below it at an L: each series, and how far it is from its control."""
+    found: dict[str, Callable[[int], str]] = {}
+    for one in series:
+        found[f"{one.name}{_mark(one, series)}"] = partial(_mean_figures, one)
+        for control in series:
+            if control.is_control_of(one):
+                head = f"{one.name} − {control.name}{_mark(one, series)}"
+                found[head] = partial(_gain, one, control, familiar=False)
+                if one.documents.tell_apart:
+                    found[f"{head}, familiar"] = partial(_gain, one, control, familiar=True)
+    return {head: cell for head, cell in found.items() if any(cell(slots) for one in series for slots in one.points)}
+
+
+def _gain(one: Series, control: Series, slots: int, familiar: bool) -> str:
+    if slots not in one.points or slots not in control.points:
+        return ""
+    found = against(one.points[slots], control.points[slots], one.documents, familiar)
+    return found[0] if found else ""
+
+
+def _our_notes(series: list[Series]) -> list[str]:
+    notes = _abouts(series)
+    if any(" − " in head for head in _columns(series)):
+        notes.append(
+            "−: nats per token against the control of the same L and seeds, in brackets 95 % over documents; below 0 "
+            "the memory is better"
+        )
+    for of in [one.documents for one in series if one.documents.tell_apart][:1]:
+        notes.append(
+            f"third figure, and familiar: over the {of.familiar.sum()} of {len(of.tokens)} documents with at most "
+            f"{100 * UNSEEN:g} % of tokens that the training text never has"
+        )
+    return notes
 
 
 def _abouts(series: list[Series]) -> list[str]:
@@ -254,12 +293,18 @@ def _pair(cell: printed.Cell) -> str:
     return f"{cell.raw:.2f}/{cell.word:.2f}"
 
 
-def _mean_pair(series: Series, slots: int) -> str:
+def _mean_figures(series: Series, slots: int) -> str:
+    """Per token/per word, and per token over familiar documents where there are others."""
     if slots not in series.points:
         return ""
-    pair = "/".join(f"{statistics.mean(series.values(slots, name)):.2f}" for name in ("ppl_token", "ppl_word"))
+    measures: list[Measure] = ["ppl_token", "ppl_word"]
+    if series.documents.tell_apart:
+        measures.append("ppl_familiar")
+    found = [series.values(slots, name) for name in measures]
     seeds = len(series.points[slots])
-    return pair + (f" ({seeds} seeds)" if seeds > 1 else "")
+    return "/".join(f"{statistics.mean(some):.2f}" for some in found if some) + (
+        f" ({seeds} seeds)" if seeds > 1 else ""
+    )
 
 
 def accounting(out: Path | None = None) -> Table:
