@@ -18,7 +18,7 @@ def test_python_examples_run(code: str) -> None:
 
 def test_commands_exist() -> None:
     commands = [line.split() for line in README.splitlines() if line.startswith("logpast ")]
-    assert len(commands) == 11
+    assert len(commands) == 12
     for _, verb, second, *_ in commands:
         assert verb in VERBS or f"{verb} {second}" in VERBS
 
