@@ -23,6 +23,7 @@ from logpast.files import alone, write_whole
 from logpast.models import SYSTEMS
 
 ROOT = Path(__file__).parents[2]
+TRAIN, TEST = {"name": "a", "sha256": "1"}, {"name": "b", "sha256": "2"}
 
 
 @pytest.fixture
@@ -255,6 +256,7 @@ def test_rows_without_documents_have_no_column_against() -> None:
     scores = {"ppl_token": 20.0, "ppl_word": 30.0, "bits_per_byte": 1.5}
     rows = [
         {"seed": 0, "scores": scores, "parameters": 9, "train_tokens": 9, "comparison": cell | {"system": name}}
+        | {"train_data": TRAIN, "test_data": TEST}
         for name in ("a", "b")
     ]
     heads, lines, *_ = comparison_table.table(rows)
@@ -273,13 +275,15 @@ def with_documents(system: str, seed: int, nats: list[float], unseen: list[int])
     cell = {"peak_bytes": None, "tokens_per_second": 9.0 + seed, "attention_length": 9, "state_bytes": 2048}
     documents = {"nats": nats, "tokens": [100, 100, 200], "unseen": unseen}
     return {
-        "seed": seed, "parameters": 9, "train_tokens": 9, "train_data": {"name": "a"}, "test_data": {"name": "b"},
+        "seed": seed, "parameters": 9, "train_tokens": 9, "train_data": TRAIN, "test_data": TEST,
         "comparison": cell | {"system": system, "budget": "tokens", "learning_rate": 0.1},
         "scores": {"ppl_token": 20.0, "ppl_word": 30.0, "bits_per_byte": 1.5, "by_document": documents},
     }  # fmt: skip
 
 
-def test_documents_unlike_the_training_text_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documents_unlike_the_training_text_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [
         with_documents(name, seed, nats, [2, 1, 2])  # of the first document, 2 % are new
         for name, nats in (("a", [900.0, 100.0, 200.0]), ("b", [100.0, 110.0, 240.0]))
@@ -288,19 +292,29 @@ def test_documents_unlike_the_training_text_are_told_apart(tmp_path: Path, capsy
     heads, lines, *_ = comparison_table.table(rows)
     line = dict(zip(heads, lines[1], strict=True))
     assert line["nats against a"].startswith("-1.8750 ")
-    assert line["nats against a, 2 familiar documents"] == "+0.1667 [+0.1000, +0.2000]"
-    assert line["ppl_token, 2 familiar documents"] == f"{math.exp(350 / 300):.2f} ± 0.00"
+    assert line["familiar nats against a"] == "+0.1667 [+0.1000, +0.2000]"
+    assert line["familiar ppl_token"] == f"{math.exp(350 / 300):.2f} ± 0.00"
     assert line["tokens/s"] == "10"  # the faster seed's
 
     (place := tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = "--plot", tmp_path / "p.png", "--markdown", tmp_path / "t"
+    words = "--plot", tmp_path / "p.png", "--out", tmp_path / "t.md"
     with pytest.raises(SystemExit, match="0"):
         main(["results", "comparison", *map(str, [place, *words])])
     shown = capsys.readouterr().out
-    assert "ppl_token, 2 familiar documents" in shown
-    assert "nats against a " not in shown  # of two, the one that tells more
+    assert "familiar: 2 of 3 documents" in shown
+    assert shown.count("nats against a") == 1  # of two, the one that tells more
     assert (tmp_path / "p.png").stat().st_size > 1000
-    assert (tmp_path / "t").read_text().count("\n") == 4
+    assert (tmp_path / "t.md").read_text().count("nats against a") == 2
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *arguments, **words: drawn.append(figure))
+    comparison_table.draw(rows, tmp_path / "p.png")
+    left, right = drawn[0].axes
+    orange = [line.get_xydata().tolist() for line in left.lines if line.get_color() == "tab:orange"]
+    assert orange == [[[pytest.approx(math.exp(350 / 300)), 0]] * 2, [[pytest.approx(math.e), 1]] * 2]
+    assert [line.get_xydata().tolist() for line in right.lines] == [
+        [[2, pytest.approx(math.exp(350 / 300))]], [[2, pytest.approx(math.e)]],
+    ]  # fmt: skip
 
     for row in rows:
         row["scores"]["by_document"]["unseen"] = [0, 0, 0]
@@ -322,19 +336,47 @@ def test_what_is_no_comparison_is_told(tmp_path: Path, text: str, told: str) -> 
     assert not (tmp_path / "p.png").exists()
 
 
-def test_equal_tokens_and_equal_time_are_not_mixed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        (("comparison", "budget"), "time", "2 budgets"),
+        (("train_data", "sha256"), "another", "2 training texts"),
+        (("test_data", "sha256"), "another", "2 test texts"),
+    ],
+)
+def test_what_cannot_be_compared_is_not(tmp_path: Path, place: tuple[str, str], value: str, told: str) -> None:
     rows = [with_documents("a", seed, [1.0, 2.0, 3.0], [0, 0, 0]) for seed in (0, 1)]
-    rows[1]["comparison"]["budget"] = "time"
-    (place := tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="equal tokens and of equal time"):
-        comparison_table.show(place, tmp_path / "p.png")
+    rows[1][place[0]] = rows[1][place[0]] | {place[1]: value}
+    (file := tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=f"rows of {told}"):
+        comparison_table.show(file, tmp_path / "p.png")
+
+
+@pytest.mark.parametrize(("option", "name"), [("plot", "p.txt"), ("out", "rows.jsonl"), ("out", "rows.json")])
+def test_rows_are_not_written_over(tmp_path: Path, option: str, name: str) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(with_documents("a", 0, [1.0, 2.0, 3.0], [0, 0, 0])) + "\n")
+    before = file.read_bytes()
+    with pytest.raises(UserError, match=r"must end in|another --out"):
+        comparison_table.show(file, **{"plot": tmp_path / "p.png", option: tmp_path / name})  # type: ignore[arg-type]
+    assert file.read_bytes() == before
+
+
+def test_systems_that_gave_something_no_chance(tmp_path: Path) -> None:
+    rows = [with_documents(name, 0, [1.0, 2.0, 3.0], [2, 1, 2]) for name in ("a", "b")]
+    rows[1]["scores"] |= {"ppl_token": None, "by_document": rows[1]["scores"]["by_document"] | {"nats": [1, None, 3]}}
+    heads, lines, *_ = comparison_table.table(rows)
+    found = dict(zip(heads, lines[1], strict=True))
+    assert found["ppl_token"] == "inf"
+    assert not found["familiar ppl_token"]
+    comparison_table.draw(rows, tmp_path / "p.png")
 
 
 def test_ticks_that_lie_close_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *arguments, **words: drawn.append(figure))
     common = {"seed": 0, "scores": {"ppl_token": 20.0}, "train_tokens": 9, "parameters": 9}
-    texts = {"train_data": {"name": "a"}, "test_data": {"name": "b"}}
+    texts = {"train_data": TRAIN, "test_data": TEST}
     rows = [common | texts | {"comparison": {"system": str(kib), "state_bytes": kib * 1024}} for kib in (5.1, 5.6, 6.2)]
     comparison_table.draw(rows, tmp_path / "plot.png")
     drawn[0].draw_without_rendering()

@@ -204,18 +204,74 @@ def test_a_memory_stands_beside_the_control_of_its_length_and_seed(tmp_path: Pat
     assert lines["53"]["ours k = 200 − delta¹"].startswith("+0.9450 [")
     assert lines["53"]["ours k = 200 − delta¹, familiar"] == "-0.0733 [-0.1000, -0.0600]"
     assert not lines["5"]["ours k = 200 − delta¹"]
-    assert "over the 2 of 3 documents with at most 1 %" in "".join(table.notes)
+    assert "never has (2 of 3¹)" in "".join(table.notes)
     (series,) = (one for one in measured(printed.sweep("A1"), tmp_path) if one.name == "delta")
     assert series.values(5, "ppl_familiar") == pytest.approx([math.exp(4)] * 2)
     assert series.values(5, "ppl_token") == [40.0] * 2
 
 
-def test_a_control_of_another_recipe_is_none(tmp_path: Path) -> None:
-    other = row(53, None, 0, 40.0)
-    other["recipe"]["batch_size"] = 8
-    for each in (other, row(53, 200, 0, 39.0)):
-        append(tmp_path / "s.jsonl", with_documents(each, [300.0, 400.0, 800.0]))
-    assert not any("−" in head for head in paper.table_a1(results=tmp_path).heads)
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("recipe", "batch_size"), 8),
+        (("recipe", "model", "layers"), 9),
+        (("train_data", "sha256"), "another"),
+        (("test_data", "sha256"), "another"),
+    ],
+)
+def test_a_control_that_is_not_alike_is_none(tmp_path: Path, place: tuple[str, ...], value: object) -> None:
+    other, memory = row(53, None, 0, 40.0, model={"layers": 2}), row(53, 200, 0, 39.0, model={"layers": 2})
+    rows = [with_documents(each, [300.0, 400.0, 800.0]) for each in (copy.deepcopy(other), memory)]
+    for each in rows:
+        append(tmp_path / "same" / "s.jsonl", each)
+    assert any("−" in head for head in paper.table_a1(results=tmp_path / "same").heads)
+    part: Any = rows[0]
+    for name in place[:-1]:
+        part = part[name]
+    part[place[-1]] = value
+    for each in rows:
+        append(tmp_path / "other" / "s.jsonl", each)
+    assert not any("−" in head for head in paper.table_a1(results=tmp_path / "other").heads)
+
+
+def test_texts_of_one_name_are_two_series(tmp_path: Path) -> None:
+    for number, ppl in enumerate((39.0, 99.0)):
+        test = {"name": "wikitext103:test", "tokens": 286_221, "sha256": str(number)}
+        append(tmp_path / "s.jsonl", row(53, 200, 0, ppl, test_data=test))
+    table = paper.table_a1(results=tmp_path)
+    assert [cell for cell in table.rows[-1] if cell in ("39.00/78.00", "99.00/198.00")] == [
+        "39.00/78.00",
+        "99.00/198.00",
+    ]
+
+
+def test_of_two_rows_of_a_run_the_one_that_tells_more_counts(tmp_path: Path) -> None:
+    older = row(53, 200, 0, 39.0)
+    for each in (older, with_documents(older, [700.0, 390.0, 788.0]), older):
+        append(tmp_path / "s.jsonl", each)
+    assert paper.table_a1(results=tmp_path).rows[-1][-1] == "39.00/78.00/50.74"
+
+
+def test_documents_that_a_model_gives_no_chance(tmp_path: Path) -> None:
+    append(tmp_path / "s.jsonl", with_documents(row(53, None, 0, 40.0), [300.0, 400.0, 800.0]))
+    append(tmp_path / "s.jsonl", with_documents(row(53, 200, 0, 39.0), [700.0, None, 788.0]))  # type: ignore[list-item]
+    table = paper.table_a1(results=tmp_path)
+    assert dict(zip(table.heads, table.rows[-1], strict=True))["ours k = 200¹"] == "39.00/78.00/?"
+    assert not any("−" in head for head in table.heads)
+
+
+def test_familiar_documents_in_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.figure
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    append(tmp_path / "s.jsonl", with_documents(row(53, None, 0, 40.0), [300.0, 400.0, 800.0]))
+    append(tmp_path / "s.jsonl", row(5, None, 0, 41.0))  # which does not tell
+    paper.results_figure(tmp_path / "f.png", "ppl_familiar", tmp_path)
+    printed_one, _, ours, _ = drawn[0].axes
+    assert printed_one.get_ylabel() == "test perplexity per token"
+    assert ours.get_ylabel() == "test perplexity per token, familiar documents"
+    assert ours.lines[0].get_xydata().tolist() == [pytest.approx([53, math.exp(4)])]
 
 
 def test_tables_without_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -587,3 +587,20 @@ def test_a_cell_is_scored_as_it_was_trained(train_config: TrainConfig, training:
     assert row["scores"]["precision"] == scoring
     nats = row["scores"]["nats"] / row["scores"]["tokens"]
     assert nats == pytest.approx(find_checkpoint(config.run).state["best"]["nats_per_token"], rel=1e-6)
+
+
+def test_a_cell_tells_what_its_training_text_never_has(
+    train_config: TrainConfig, store: TokenStore, tmp_path: Path
+) -> None:
+    """A store has a tokenizer of its own, whatever the recipe says."""
+    texts = {"a.txt": "the quick brown fox\n" * 9, "b.txt": "zebra zebra ÿ\n" * 9}
+    (folder := tmp_path / "test").mkdir()
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    config = replace(train_config, steps=2, data=replace(train_config.data, tokenizer="gpt2"))
+    known = set(store.tokens.tolist())
+    documents = run_cell(config, str(folder))["scores"]["by_document"]
+    scored = [store.load_tokenizer().encode(text) for text in texts.values()]
+    assert documents["tokens"] == [len(ids) for ids in scored]
+    assert documents["unseen"] == [sum(token not in known for token in ids) for ids in scored]
+    assert documents["unseen"][1] > 9

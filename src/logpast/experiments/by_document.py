@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from logpast.metrics import paired_difference
+from logpast.metrics import paired_difference, perplexity
 
 UNSEEN = 0.01  # of a document's tokens: above this share, it is not familiar
 
@@ -20,11 +19,11 @@ class Documents(NamedTuple):
     tokens: NDArray[np.int64]
     familiar: NDArray[np.bool_]
     """those with next to no tokens that the training text never has. How a model reads on after what it has never seen
-    is chance, and in a few documents can outweigh what it has learned."""
+    is much a matter of chance, and in a few documents can outweigh what it has learned. None where rows do not tell."""
 
     @property
     def tell_apart(self) -> bool:
-        """Whether some are familiar and some are not."""
+        """Whether there are others beside the familiar ones, and of these enough to say something of them."""
         return bool(1 < self.familiar.sum() < len(self.tokens))
 
 
@@ -32,20 +31,22 @@ def documents(*systems: Seeds) -> Documents:
     """Of one test text, scored by any of these."""
     told = [scores["by_document"] for seeds in systems for scores in seeds.values() if "by_document" in scores]
     tokens = np.array(told[0]["tokens"] if told else [], dtype=np.int64)
-    unseen = next((np.array(each["unseen"]) for each in told if "unseen" in each), np.zeros_like(tokens))
-    return Documents(tokens, unseen <= UNSEEN * tokens)
+    unseen = next((np.array(each["unseen"]) for each in told if "unseen" in each), None)
+    return Documents(tokens, np.zeros_like(tokens, bool) if unseen is None else unseen <= UNSEEN * tokens)
 
 
 def familiar_perplexity(seeds: Seeds, of: Documents) -> dict[int, float]:
-    """seed -> perplexity per token over the familiar documents, where a row tells it."""
+    """seed -> perplexity per token over the familiar documents, where rows tell which these are."""
     total = of.tokens[of.familiar].sum()
-    return {seed: math.exp(nats[of.familiar].sum() / total) for seed, nats in _nats(seeds).items()}
+    if not total:
+        return {}
+    return {seed: perplexity(nats[of.familiar].sum(), total) for seed, nats in _nats(seeds).items()}
 
 
 def against(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -> tuple[str, list[int]] | None:
-    """Ours − theirs in nats per token, the mean over seeds that both have, with its 95 % over documents; these seeds.
+    """Ours − theirs in nats per token, the mean over seeds that both have, and these seeds; None if there are none.
 
-    None if there is nothing to set side by side.
+    The interval is 95 % over documents: of these runs on other texts of the kind, not of other seeds.
     """
     both = _nats(ours), _nats(theirs)
     seeds = [seed for seed in both[0] if seed in both[1]]
@@ -54,9 +55,12 @@ def against(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -
     chosen = of.familiar if familiar else np.ones_like(of.familiar)
     one, other = (np.mean([nats[seed][chosen] for seed in seeds], axis=0) for nats in both)
     found = paired_difference(one, other, of.tokens[chosen])
-    low, high = found["interval"]
-    return f"{found['nats_per_token']:+.4f} [{low:+.4f}, {high:+.4f}]", seeds
+    interval = " [{:+.4f}, {:+.4f}]".format(*found["interval"]) if "interval" in found else ""
+    return f"{found['nats_per_token']:+.4f}{interval}", seeds
 
 
 def _nats(seeds: Seeds) -> dict[int, NDArray[np.float64]]:
-    return {seed: np.array(told["nats"]) for seed, scores in seeds.items() if (told := scores.get("by_document"))}
+    """seed -> of each document; not of a model that gave something no chance at all."""
+    told = {seed: scores["by_document"]["nats"] for seed, scores in seeds.items() if "by_document" in scores}
+    found = {seed: np.array(nats, dtype=np.float64) for seed, nats in told.items()}  # None, the ledger's ∞, to NaN
+    return {seed: nats for seed, nats in found.items() if np.isfinite(nats).all()}

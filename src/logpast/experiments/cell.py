@@ -32,7 +32,7 @@ from logpast.experiments.probes import unseen
 from logpast.training.checkpoint import find_checkpoint
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
-from logpast.training.loop import train
+from logpast.training.loop import open_data, train
 
 ARITHMETIC: dict[str, Precision] = {"bf16-mixed": "bfloat16", "64-true": "float64"}
 PATIENCE = 60.0  # seconds that a process which was told to stop has for it; its successor waits longer
@@ -52,7 +52,7 @@ def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> d
     found = find_checkpoint(config.run)
     scored = open_tokens(test, found.load_tokenizer())
     if "by_document" in scores:
-        trained_on = open_tokens(config.data.train, config.data.tokenizer)
+        trained_on, _ = open_data(config.data)
         scores["by_document"]["unseen"] = unseen(trained_on, scored).tolist()
     entry = ledger.row(found, scored, scores)
     return entry | {"tokens_per_second": tokens_per_second(config.run), "peak_bytes": peak}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
 
 from logpast.errors import UserError
 from logpast.experiments import ledger, tables
-from logpast.experiments.by_document import Documents, Seeds, against, documents, familiar_perplexity
+from logpast.experiments.by_document import UNSEEN, Documents, Seeds, against, documents, familiar_perplexity
+from logpast.experiments.figures import check_picture
 from logpast.experiments.ledger import sound
-from logpast.files import make_way
 
 
 def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -25,17 +26,13 @@ def _seeds(group: list[dict[str, Any]]) -> Seeds:
 
 
 def table(rows: list[dict[str, Any]]) -> tables.Table:
-    """Means over seeds; after ±, their standard deviation; in brackets, 95 % over documents, of the first seed.
+    """Means over seeds, and how far the systems are from the first; of familiar documents too, where there are others.
 
-    Against the first system: nats per token from the same seeds on the same documents, in brackets 95 % over these.
-    Where there are documents that the training text did not prepare for, both are told for the others too. Speed is
-    that of the fastest seed, for whatever else a machine does only slows it. Columns of which nothing is known are
-    left out.
+    The notes say what is what. Columns of which nothing is known are left out.
     """
     groups = _by_system(rows)
     of = documents(*map(_seeds, groups.values()))
-    base = next(iter(groups), "")
-    some = f"{of.familiar.sum()} familiar documents"
+    base = next(iter(groups))
     lines = []
     for name, group in groups.items():
         cell, first = group[0]["comparison"], group[0]
@@ -48,18 +45,19 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
             "ppl_word": _figure(group, "ppl_word", 1),
             "bits/byte": _figure(group, "bits_per_byte", 4),
             f"nats against {base}": _against(group, groups[base], of),
-            f"ppl_token, {some}": _spread(list(known.values()), 2) + _which(list(known), group) if known else "",
-            f"nats against {base}, {some}": _against(group, groups[base], of, familiar=True) if known else "",
+            "familiar ppl_token": _spread(list(known.values()), 2) + _which(list(known), group) if known else "",
+            f"familiar nats against {base}": _against(group, groups[base], of, familiar=True) if known else "",
             "weights": f"{first['parameters']:,}",
             "attention": f"{cell['attention_length']:,}",
             "training tokens": f"{first['train_tokens']:,}",
+            # of the fastest, for whatever else a machine does only slows it
             "tokens/s": f"{max(row['comparison']['tokens_per_second'] for row in group):,.0f}",
             "peak MiB": f"{max(peaks) / 2**20:,.0f}" if peaks else "",
             "state KiB": f"{cell['state_bytes'] / 2**10:,.0f}",
             "learning rate": f"{cell['learning_rate']:g}",
         })  # fmt: skip
-    heads = tuple(head for head in (lines[0] if lines else ()) if any(line[head] for line in lines))
-    return tables.Table(heads, [tuple(line[head] for head in heads) for line in lines])
+    heads = tuple(head for head in lines[0] if any(line[head] for line in lines))
+    return tables.Table(heads, [tuple(line[head] for head in heads) for line in lines], _title(rows), _notes(heads, of))
 
 
 def _against(group: list[dict[str, Any]], base: list[dict[str, Any]], of: Documents, familiar: bool = False) -> str:
@@ -73,12 +71,13 @@ def _which(seeds: list[int], group: list[dict[str, Any]]) -> str:
 
 def _spread(values: list[float], digits: int) -> str:
     text = f"{statistics.mean(values):.{digits}f}"
-    return text + (f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
+    spread = len(values) > 1 and math.isfinite(sum(values))
+    return text + (f" ± {statistics.stdev(values):.{digits}f}" if spread else "")
 
 
 def short(rows: list[dict[str, Any]]) -> tables.Table:
     """The columns that matter most, for a screen or a page; of all documents, or of familiar ones where others are."""
-    heads, lines, *_ = table(rows)
+    heads, lines, title, notes = table(rows)
     apart = any("familiar" in head for head in heads)
     kept = [
         place
@@ -86,43 +85,54 @@ def short(rows: list[dict[str, Any]]) -> tables.Table:
         if head in ("system", "seeds", "ppl_token", "tokens/s", "state KiB") or "familiar" in head
         or (not apart and "against" in head)
     ]  # fmt: skip
-    return tables.Table([heads[place] for place in kept], [[line[place] for place in kept] for line in lines])
+    return tables.Table(
+        [heads[place] for place in kept], [[line[place] for place in kept] for line in lines], title, notes
+    )
 
 
-def show(rows: Path, plot: Path = Path("comparison.png"), markdown: Path | None = None) -> None:
+def show(rows: Path, plot: Path = Path("comparison.png"), out: Path | None = None) -> None:
     """Print the table of a comparison that was made before, and draw its picture.
 
     Examples:
         logpast results comparison runs/rivals-small/rows.jsonl
-        logpast results comparison results/rivals-pg19.jsonl --plot pg19.png --markdown pg19.md
+        logpast results comparison results/rivals-pg19.jsonl --plot pg19.png --out pg19.md
 
     Args:
         rows: what `logpast compare` wrote, a row a system and seed. Their order is that of the table, and systems are
             set beside the first.
-        plot: the picture. An existing one is replaced.
-        markdown: write the table with all its columns to this file. An existing one is replaced.
+        plot: the picture; .png, .svg and .pdf are known. An existing one is replaced.
+        out: write the table, with all its columns, to this file: .md, .csv or .json. An existing one is replaced.
     """
+    tables.check_form(out)
+    check_picture(plot)
+    if out and out.resolve() == rows.resolve():
+        raise UserError(f"{out} is what is read; give another --out")
     with sound(f"{rows} holds no comparison", "give the rows.jsonl that `logpast compare` wrote"):
         found = ledger.read(rows)
         if not found:
             raise UserError(f"{rows} has no rows yet; wait for the first system to be trained and scored")
-        if len({row["comparison"]["budget"] for row in found}) > 1:
-            raise UserError(
-                f"{rows} has rows of equal tokens and of equal time; keep those of one in a file of their own"
-            )
+        for what, values in {
+            "budgets": {row["comparison"]["budget"] for row in found},
+            "training texts": {row["train_data"]["sha256"] for row in found},
+            "test texts": {row["test_data"]["sha256"] for row in found},
+        }.items():
+            if len(values) > 1:
+                raise UserError(f"{rows} has rows of {len(values)} {what}; put those of each into a file of their own")
         whole, fits = table(found), tables.aligned(short(found))
-    for place in (plot, markdown):
-        if place is not None:
-            make_way(place)
-    if markdown:
-        markdown.write_text(tables.markdown(whole) + "\n", encoding="utf-8")
+        draw(found, plot)
     print(fits)
-    draw(found, plot)
-    print("wrote " + ", ".join(str(place) for place in (plot, markdown) if place))
+    if out:
+        tables.write(whole, out)
+    print(f"wrote {plot}")
+
+
+def _values(group: list[dict[str, Any]], name: str) -> list[float]:
+    """A seed each; infinity, for which a ledger has no word, is itself again."""
+    return [math.inf if row["scores"][name] is None else row["scores"][name] for row in group]
 
 
 def _figure(group: list[dict[str, Any]], name: str, digits: int) -> str:
-    text = _spread([row["scores"][name] for row in group], digits)
+    text = _spread(_values(group, name), digits)
     interval = group[0]["scores"].get("interval", {}).get(name)
     return text + (f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]" if interval else "")
 
@@ -137,10 +147,10 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     figure = Figure(figsize=(12, 1.5 + 0.45 * max(6, len(groups))), layout="constrained")
     bars, states = figure.subplots(1, 2)
     for place, (name, group) in enumerate(reversed(groups.items())):
-        values = [row["scores"]["ppl_token"] for row in group]
+        values = [value for value in _values(group, "ppl_token") if value < math.inf]
         known = list(familiar_perplexity(_seeds(group), of).values()) if of.tell_apart else []
         interval = group[0]["scores"].get("interval", {}).get("ppl_token")
-        if interval:
+        if interval and values:
             low, high = (statistics.mean(values) * bound / values[0] for bound in interval)
             bars.plot([low, high], [place, place], color="0.75", linewidth=6, solid_capstyle="butt", zorder=1)
         for some, colour in ((values, "tab:blue"), (known, "tab:orange")):
@@ -161,12 +171,25 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     states.xaxis.set_minor_formatter(NullFormatter())
     for axis in (bars, states):
         axis.spines[["top", "right"]].set_visible(False)
-    what = rows[0] if rows else {}
-    if what:
-        trained = {row["train_tokens"] for row in rows}
-        tokens = f"{min(trained):,}" + (f" to {max(trained):,}" if max(trained) > 1.01 * min(trained) else "")
-        figure.suptitle(
-            f"{what['train_data']['name']} → {what['test_data']['name']}; {what['parameters'] / 1e6:.3g}M weights, "
-            f"{tokens} training tokens", fontsize=10,
-        )  # fmt: skip
+    figure.suptitle(_title(rows), fontsize=10)
     figure.savefig(out, dpi=130)
+
+
+def _title(rows: list[dict[str, Any]]) -> str:
+    first, trained = rows[0], {row["train_tokens"] for row in rows}
+    tokens = f"{min(trained):,}" + (f" to {max(trained):,}" if max(trained) > 1.01 * min(trained) else "")
+    texts = f"{first['train_data']['name']} → {first['test_data']['name']}"
+    return f"{texts}; {first['parameters'] / 1e6:.3g}M weights, {tokens} training tokens"
+
+
+def _notes(heads: tuple[str, ...], of: Documents) -> list[str]:
+    """What stands in the columns, of those that are there."""
+    said = {
+        "ppl_token": "±: standard deviation over seeds; in brackets: 95 % over documents, of the first seed",
+        "against": "against: nats per token above the first system's, from the same seeds on the same documents; in "
+        "brackets: 95 % over documents, which says nothing of other seeds",
+        "familiar": f"familiar: {of.familiar.sum()} of {len(of.tokens)} documents, those with at most "
+        f"{100 * UNSEEN:g} % of tokens that the training text never has",
+        "tokens/s": "tokens/s: in training, of the fastest seed",
+    }
+    return [note for word, note in said.items() if any(word in head for head in heads)]

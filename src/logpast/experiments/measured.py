@@ -25,29 +25,30 @@ class Series(NamedTuple):
     about: str
     """what they were trained and scored on, and how large they are"""
     recipe: dict[str, Any]
+    texts: tuple[dict[str, Any], dict[str, Any]]
+    """what they were trained and scored on, to the byte"""
     points: dict[int, dict[int, dict[str, Any]]]
     """L -> seed -> scores"""
 
     def values(self, slots: int, measure: Measure) -> list[float]:
-        """A seed each; infinity, for which a ledger has no word, is itself again."""
-        seeds = self.points[slots]
-        if measure == "ppl_familiar" and self.documents.tell_apart:
-            return list(familiar_perplexity(seeds, self.documents).values())
-        name = "ppl_token" if measure == "ppl_familiar" else measure
-        return [math.inf if scores[name] is None else scores[name] for scores in seeds.values()]
+        """A seed each, where it is known; infinity, for which a ledger has no word, is itself again."""
+        if measure == "ppl_familiar":
+            return list(familiar_perplexity(self.points[slots], self.documents).values())
+        found = [scores[measure] for scores in self.points[slots].values()]
+        return [math.inf if value is None else value for value in found]
 
     @property
     def documents(self) -> Documents:
         return documents(*self.points.values())
 
     def is_control_of(self, other: Series) -> bool:
-        """Whether the two differ in the model alone, and this one is without memory."""
-        ours, theirs = (
-            {name: value for name, value in series.recipe.items() if not name.startswith("model.")}
-            for series in (self, other)
-        )
-        return self.recipe["model.system"] == "recent" != other.recipe["model.system"] and (
-            (self.about, ours) == (other.about, theirs)
+        """Whether this one is without memory, and the two are alike but for what only one kind of model has."""
+        ours, theirs = self.recipe, other.recipe
+        of_one = {name for name in ours.keys() ^ theirs.keys() if name.startswith("model.")} | {"model.system"}
+        return (
+            (ours["model.system"], theirs["model.system"]) == ("recent", "log_memory")
+            and self.texts == other.texts
+            and all(ours.get(name) == theirs.get(name) for name in (ours.keys() | theirs.keys()) - of_one)
         )
 
 
@@ -73,16 +74,23 @@ def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
     slots, seed = recipe.pop("model.slots"), recipe.pop("seed")
     recipe |= {f"scores.{name}": row["scores"].get(name) for name in ("streams", "precision")}
     name = "delta" if recipe["model.system"] == "recent" else k_equals(recipe["model.sharpness"])
-    key = hash_of([recipe, row["train_data"], row["test_data"]])
-    seeds = found.setdefault(key, Series(name, _about(row, table), recipe, {})).points.setdefault(slots, {})
-    scores = {name: row["scores"][name] for name in ("ppl_token", "ppl_word")}
-    if "by_document" in row["scores"]:
-        scores["by_document"] = row["scores"]["by_document"]
-    if seeds.setdefault(seed, scores) != scores:
+    texts = row["train_data"], row["test_data"]
+    series = found.setdefault(hash_of([recipe, *texts]), Series(name, _about(row, table), recipe, texts, {}))
+    seeds = series.points.setdefault(slots, {})
+    kept = ("ppl_token", "ppl_word", "by_document")
+    scores = {name: row["scores"][name] for name in kept if name in row["scores"]}
+    before = seeds.get(seed, scores)
+    if any(before[name] != scores[name] for name in ("ppl_token", "ppl_word")):
         raise UserError(
             f"{entry.file}.jsonl, run {entry.get('run')!r}: another row has other scores for the same recipe "
             f"(L = {slots}, {name}, seed {seed}) and text; remove one of the two"
         )
+    seeds[seed] = max(before, scores, key=_told)
+
+
+def _told(scores: dict[str, Any]) -> int:
+    """How much a row tells of single documents: later versions tell more."""
+    return len(scores.get("by_document", {}))
 
 
 def _told_apart(series: Series, all_series: list[Series]) -> Series:

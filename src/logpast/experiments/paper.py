@@ -7,8 +7,6 @@ text, and say so wherever they stand.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -20,6 +18,7 @@ from logpast.experiments.measured import RESULTS, Measure, Series, k_equals, mea
 from logpast.experiments.tables import Table, aligned, check_form, write
 from logpast.filters import paper_horizon
 
+UNITS: dict[Measure, str] = {"ppl_token": "token", "ppl_word": "word", "ppl_familiar": "token, familiar documents"}
 COLOURS = {"delta": "0.4", "k = 100": "tab:blue", "k = 150": "tab:orange", "k = 200": "tab:green"}
 
 
@@ -87,7 +86,7 @@ def results_figure(
     axes = figure.subplots(rows, 2, squeeze=False)
     for column, (table, series) in enumerate(zip(tables, ours, strict=True)):
         title = _draw_printed(axes[0, column], table, measure)
-        _dress(axes[0, column], f"{'AB'[column]}. {title}", measure)
+        _dress(axes[0, column], f"{'AB'[column]}. {title}", "ppl_token" if measure == "ppl_familiar" else measure)
         if rows == 2:
             title = _draw_measured(axes[1, column], series, measure)
             _dress(axes[1, column], f"{'CD'[column]}. {title}", measure)
@@ -134,8 +133,7 @@ def _draw_measured(axis: Any, series: list[Series], measure: Measure) -> str:
 def _dress(axis: Any, title: str, measure: Measure) -> None:
     """L along the bottom, τ*max of each along the top."""
     places = [row.slots for row in printed.sweep("A1").rows]
-    unit = "word" if measure == "ppl_word" else "token"
-    axis.set(xlabel="number of filters L", ylabel=f"test perplexity per {unit}", xlim=(3, 55))
+    axis.set(xlabel="number of filters L", ylabel=f"test perplexity per {UNITS[measure]}", xlim=(3, 55))
     axis.set_title("\n".join(fill(line, 85) for line in title.split("\n")), loc="left", fontsize=9)
     if axis.lines:
         shown = axis.get_legend_handles_labels()[1]
@@ -221,12 +219,12 @@ def _give_sweep(name: str, out: Path | None, results: Path) -> Table:
     columns = _columns(series)
     rows = [
         [str(row.slots), _pair(row.delta), f"{row.window:,}", *map(_pair, row.filters.values()),
-         *(cell(row.slots) for cell in columns.values())]
+         *(cells.get(row.slots, "") for _, cells in columns)]
         for row in table.rows
     ]  # fmt: skip
-    heads = ["L", "delta", "τ*max", *map(k_equals, printed.SHARPNESSES), *(f"ours {head}" for head in columns)]
+    heads = ["L", "delta", "τ*max", *map(k_equals, printed.SHARPNESSES), *(f"ours {head}" for head, _ in columns)]
     scale = ["ours: smaller scale, every token counted, means over seeds"] if series else []
-    return _give(Table(heads, rows, table.title, [*scale, *_our_notes(series)]), out)
+    return _give(Table(heads, rows, table.title, [*scale, *_our_notes(series, columns)]), out)
 
 
 def ours(name: str, results: Path) -> Table | None:
@@ -236,46 +234,61 @@ def ours(name: str, results: Path) -> Table | None:
         return None
     columns = _columns(series)
     rows = [
-        [str(slots), f"{paper_horizon(slots):,}", *(cell(slots) for cell in columns.values())]
+        [str(slots), f"{paper_horizon(slots):,}", *(cells.get(slots, "") for _, cells in columns)]
         for slots in sorted({slots for one in series for slots in one.points})
     ]
-    return Table(["L", "τ*max", *columns], rows, printed.sweep(name).title, _our_notes(series))
+    heads = ["L", "τ*max", *(head for head, _ in columns)]
+    return Table(heads, rows, printed.sweep(name).title, _our_notes(series, columns))
 
 
-def _columns(series: list[Series]) -> dict[str, Callable[[int], str]]:
-    """head -> what stands below it at an L: each series, and how far it is from its control."""
-    found: dict[str, Callable[[int], str]] = {}
+Column = tuple[str, dict[int, str]]  # a head, and what stands below it at an L
+
+
+def _columns(series: list[Series]) -> list[Column]:
+    """Each series, and how far it is from its control."""
+    found: list[Column] = []
     for one in series:
-        found[f"{one.name}{_mark(one, series)}"] = partial(_mean_figures, one)
+        found.append((f"{one.name}{_mark(one, series)}", {slots: _mean_figures(one, slots) for slots in one.points}))
         for control in series:
             if control.is_control_of(one):
                 head = f"{one.name} − {control.name}{_mark(one, series)}"
-                found[head] = partial(_gain, one, control, familiar=False)
+                found.append((head, _gains(one, control)))
                 if one.documents.tell_apart:
-                    found[f"{head}, familiar"] = partial(_gain, one, control, familiar=True)
-    return {head: cell for head, cell in found.items() if any(cell(slots) for one in series for slots in one.points)}
+                    found.append((f"{head}, familiar", _gains(one, control, familiar=True)))
+    return [(head, cells) for head, cells in found if cells]
 
 
-def _gain(one: Series, control: Series, slots: int, familiar: bool) -> str:
-    if slots not in one.points or slots not in control.points:
-        return ""
-    found = against(one.points[slots], control.points[slots], one.documents, familiar)
-    return found[0] if found else ""
+def _gains(one: Series, control: Series, familiar: bool = False) -> dict[int, str]:
+    found = {}
+    for slots in one.points.keys() & control.points.keys():
+        if gain := against(one.points[slots], control.points[slots], one.documents, familiar):
+            text, seeds = gain
+            found[slots] = text + (
+                f" (seed {', '.join(map(str, seeds))})" if len(seeds) < len(one.points[slots]) else ""
+            )
+    return found
 
 
-def _our_notes(series: list[Series]) -> list[str]:
+def _our_notes(series: list[Series], columns: list[Column]) -> list[str]:
     notes = _abouts(series)
-    if any(" − " in head for head in _columns(series)):
+    if any(" − " in head for head, _ in columns):
         notes.append(
-            "−: nats per token against the control of the same L and seeds, in brackets 95 % over documents; below 0 "
-            "the memory is better"
+            "−: nats per token against the control of the same L and seeds, below 0 where the memory is better; in "
+            "brackets 95 % over documents, which says nothing of other seeds"
         )
-    for of in [one.documents for one in series if one.documents.tell_apart][:1]:
+    if any(one.documents.tell_apart for one in series):
         notes.append(
-            f"third figure, and familiar: over the {of.familiar.sum()} of {len(of.tokens)} documents with at most "
-            f"{100 * UNSEEN:g} % of tokens that the training text never has"
+            "third figure, and familiar: over the documents with at most "
+            f"{100 * UNSEEN:g} % of tokens that the training text never has ("
+            + ", ".join(dict.fromkeys(_familiar(one, series) for one in series if one.documents.tell_apart))
+            + ")"
         )
     return notes
+
+
+def _familiar(one: Series, series: list[Series]) -> str:
+    of = one.documents
+    return f"{of.familiar.sum()} of {len(of.tokens)}{_mark(one, series)}"
 
 
 def _abouts(series: list[Series]) -> list[str]:
@@ -294,17 +307,13 @@ def _pair(cell: printed.Cell) -> str:
 
 
 def _mean_figures(series: Series, slots: int) -> str:
-    """Per token/per word, and per token over familiar documents where there are others."""
-    if slots not in series.points:
-        return ""
+    """Per token/per word, and per token over familiar documents where there are others, if all rows tell them."""
     measures: list[Measure] = ["ppl_token", "ppl_word"]
     if series.documents.tell_apart:
         measures.append("ppl_familiar")
-    found = [series.values(slots, name) for name in measures]
-    seeds = len(series.points[slots])
-    return "/".join(f"{statistics.mean(some):.2f}" for some in found if some) + (
-        f" ({seeds} seeds)" if seeds > 1 else ""
-    )
+    found, seeds = [series.values(slots, name) for name in measures], len(series.points[slots])
+    means = "/".join(f"{statistics.mean(some):.2f}" if len(some) == seeds else "?" for some in found)
+    return means + (f" ({seeds} seeds)" if seeds > 1 else "")
 
 
 def accounting(out: Path | None = None) -> Table:
