@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from matplotlib.figure import Figure
 from logpast import files
 from logpast.cli import main
 from logpast.data import TokenStore, open_tokens
-from logpast.errors import UserError
+from logpast.errors import Diverged, UserError
 from logpast.experiments import comparison, comparison_table, ledger
 from logpast.experiments.comparison import compare
 from logpast.files import alone, write_whole
 from logpast.models import SYSTEMS
+from logpast.training.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 TRAIN, TEST = {"name": "a", "sha256": "1"}, {"name": "b", "sha256": "2"}
@@ -71,7 +73,9 @@ def test_all_systems_in_one_table(page: Path, tmp_path: Path, monkeypatch: pytes
     assert re.search(r"\| memory \| 2 \| [\d.]+ ± [\d.]+ \[[\d.]+, [\d.]+\] \|", table)
     assert (out / "plot.png").stat().st_size > 10_000
     assert {path.name for path in out.rglob("*.safetensors")} == {"model.safetensors"}
-    heads, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
+    assert table.startswith("**")
+    of_table = [line for line in table.splitlines() if line.startswith("|")]
+    heads, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in of_table)
     column = heads.index("nats against memory")
     assert lines[0][column] == ""
     nats = {name: sum(r["scores"]["nats"] for r in rows if r["comparison"]["system"] == name) for name in lengths}
@@ -107,7 +111,7 @@ def test_a_damaged_search_is_done_again(page: Path, tmp_path: Path, damaged: str
 @pytest.mark.parametrize("row", ["{}", "[]", "3", '{"comparison": {}, "seed": 0, "scores": {}}'])
 def test_rows_of_something_else_are_told(page: Path, tmp_path: Path, row: str) -> None:
     (tmp_path / "rows.jsonl").write_text(row + "\n")
-    with pytest.raises(UserError, match=r"rows that are no comparison's|is not a row"):
+    with pytest.raises(UserError, match=r"a row that is no comparison's|is not a row"):
         compare(page, tmp_path)
     assert not (tmp_path / "search").exists()
 
@@ -129,8 +133,51 @@ def test_a_rate_that_diverges_is_passed_over(page: Path, tmp_path: Path) -> None
     compare(changed(page, learning_rates=[1e30, 3e-3]), tmp_path / "out", systems=["memory"])
     found = json.loads((tmp_path / "out" / "search" / "memory.json").read_text())
     assert list(found["tried"]) == ["0.003"]
-    with pytest.raises(UserError, match="add smaller ones"):
+    with pytest.raises(UserError, match=r"diverged: memory, seed 0\. Of learning_rates, add smaller ones"):
         compare(changed(page, learning_rates=[1e30]), tmp_path / "none", systems=["memory"])
+    assert len(compare(changed(page, learning_rates=[3e-3]), tmp_path / "none", systems=["memory"])) == 1
+
+
+def test_a_cell_that_diverges_stops_no_other(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_cell = comparison.run_cell
+
+    def some(config: TrainConfig, *given: Any) -> dict[str, Any]:
+        if config.model.window == 24:
+            raise Diverged("the loss became nan by step 3")
+        return run_cell(config, *given)
+
+    monkeypatch.setattr(comparison, "run_cell", some)
+    with pytest.raises(UserError, match="diverged: full, seed 0"):
+        compare(changed(page, learning_rates=[1e-3]), tmp_path)
+    rows = ledger.read(tmp_path / "rows.jsonl")
+    assert [row["comparison"]["system"] for row in rows] == ["memory", "xl"]
+    assert "| xl |" in (tmp_path / "table.md").read_text()
+
+
+def test_texts_that_changed_are_not_mixed(page: Path, books: Path, tmp_path: Path) -> None:
+    shutil.copytree(books, test := tmp_path / "test")
+    compare(changed(page, test=str(test), learning_rates=[1e-3]), tmp_path / "out", systems=["memory"])
+    (test / "0.txt").write_text("another text, of other words\n" * 9)
+    with pytest.raises(UserError, match=r"another recipe \(texts\)"):
+        compare(page, tmp_path / "out")
+    assert len(ledger.read(tmp_path / "out" / "rows.jsonl")) == 1
+
+
+def test_rows_by_hand(page: Path, tmp_path: Path) -> None:
+    """A last line without its end, as editors leave it; a system that the recipe has not; rows without a recipe."""
+    out = tmp_path / "out"
+    compare(changed(page, learning_rates=[1e-3]), out, systems=["memory"])
+    (place := out / "rows.jsonl").write_text((out / "rows.jsonl").read_text().rstrip("\n"))
+    assert [row["comparison"]["system"] for row in compare(page, out, systems=["xl"])] == ["memory", "xl"]
+    assert len(place.read_text().splitlines()) == 2
+    kept = place.read_text()
+    place.write_text(kept.replace('"system": "xl"', '"system": "zzz"'))
+    with pytest.raises(UserError, match="the recipe has no 'zzz'; remove it"):
+        compare(page, out)
+    place.write_text(kept)
+    (out / "recipe.json").unlink()
+    with pytest.raises(UserError, match=r"no recipe.json that tells of what"):
+        compare(page, out)
 
 
 def test_equal_time_gives_the_faster_more_tokens(page: Path, tmp_path: Path) -> None:
@@ -228,7 +275,7 @@ def test_other_texts_in_place_of_the_recipes(page: Path, store: TokenStore, tmp_
     (row,) = compare(values, tmp_path / "out", systems=["memory"], validation=str(other), test=str(other))
     assert row["train_data"]["name"] == yaml.safe_load(page.read_text())["train"]
     assert row["validation_data"]["name"] == row["test_data"]["name"] == str(other)
-    with pytest.raises(UserError, match="another recipe; give another --out"):
+    with pytest.raises(UserError, match=r"another recipe \(.*\); give another --out"):
         compare(values, tmp_path / "out", systems=["memory"])
 
 
@@ -252,11 +299,18 @@ def test_killed_before_its_row_a_cell_is_scored_again(
 
 
 def test_rows_without_documents_have_no_column_against() -> None:
-    cell = {"peak_bytes": None, "tokens_per_second": 9.0, "attention_length": 9, "state_bytes": 9, "learning_rate": 0.1}
+    cell = {
+        "budget": "tokens",
+        "peak_bytes": None,
+        "tokens_per_second": 9.0,
+        "attention_length": 9,
+        "state_bytes": 9,
+        "learning_rate": 0.1,
+    }
     scores = {"ppl_token": 20.0, "ppl_word": 30.0, "bits_per_byte": 1.5}
     rows = [
         {"seed": 0, "scores": scores, "parameters": 9, "train_tokens": 9, "comparison": cell | {"system": name}}
-        | {"train_data": TRAIN, "test_data": TEST}
+        | {"train_data": TRAIN, "test_data": TEST, "train_seconds": 3.0}
         for name in ("a", "b")
     ]
     heads, lines, *_ = comparison_table.table(rows)
@@ -275,7 +329,7 @@ def with_documents(system: str, seed: int, nats: list[float], unseen: list[int])
     cell = {"peak_bytes": None, "tokens_per_second": 9.0 + seed, "attention_length": 9, "state_bytes": 2048}
     documents = {"nats": nats, "tokens": [100, 100, 200], "unseen": unseen}
     return {
-        "seed": seed, "parameters": 9, "train_tokens": 9, "train_data": TRAIN, "test_data": TEST,
+        "seed": seed, "parameters": 9, "train_tokens": 9, "train_seconds": 3.0, "train_data": TRAIN, "test_data": TEST,
         "comparison": cell | {"system": system, "budget": "tokens", "learning_rate": 0.1},
         "scores": {"ppl_token": 20.0, "ppl_word": 30.0, "bits_per_byte": 1.5, "by_document": documents},
     }  # fmt: skip
@@ -324,7 +378,7 @@ def test_documents_unlike_the_training_text_are_told_apart(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "no rows yet"),
+        ("", "no such rows yet"),
         ('{"scores": {"ppl_token": 3}}\n', "holds no comparison"),
         ("not JSON", "rows.jsonl"),
     ],
@@ -357,14 +411,37 @@ def test_rows_are_not_written_over(tmp_path: Path, option: str, name: str) -> No
     file = tmp_path / "rows.json"
     file.write_text(json.dumps(with_documents("a", 0, [1.0, 2.0, 3.0], [0, 0, 0])) + "\n")
     before = file.read_bytes()
-    with pytest.raises(UserError, match=r"must end in|another --out"):
+    with pytest.raises(UserError, match=r"must end in|another folder"):
         comparison_table.show(file, **{"plot": tmp_path / "p.png", option: tmp_path / name})  # type: ignore[arg-type]
     assert file.read_bytes() == before
 
 
+def test_a_row_twice_counts_once_and_never_as_another_seed() -> None:
+    rows = [with_documents(name, 0, [1.0, 2.0, 3.0], [0, 0, 0]) for name in ("a", "b")]
+    assert comparison_table.table([*rows, rows[1]]) == comparison_table.table(rows)
+    with pytest.raises(UserError, match="two rows of b, seed 0"):
+        comparison_table.table([*rows, with_documents("b", 0, [1.0, 2.0, 4.0], [0, 0, 0])])
+
+
+def test_of_both_budgets_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [with_documents(name, 0, [1.0, 2.0, 3.0], [0, 0, 0]) for name in ("a", "b")]
+    rows[1]["comparison"]["budget"] = "time"
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    comparison_table.show(tmp_path, tmp_path / "p.png", budget="time")
+    shown = capsys.readouterr().out
+    assert "3 seconds of training" in shown
+    assert "training s" in shown
+    assert "\nb " in shown
+    assert "\na " not in shown
+
+
 def test_systems_that_gave_something_no_chance(tmp_path: Path) -> None:
     rows = [with_documents(name, 0, [1.0, 2.0, 3.0], [2, 1, 2]) for name in ("a", "b")]
-    rows[1]["scores"] |= {"ppl_token": None, "by_document": rows[1]["scores"]["by_document"] | {"nats": [1, None, 3]}}
+    rows[1]["scores"] |= {
+        "ppl_token": None,
+        "interval": {"ppl_token": [3.0, None]},
+        "by_document": rows[1]["scores"]["by_document"] | {"nats": [1, None, 3]},
+    }
     heads, lines, *_ = comparison_table.table(rows)
     found = dict(zip(heads, lines[1], strict=True))
     assert found["ppl_token"] == "inf"
@@ -377,7 +454,10 @@ def test_ticks_that_lie_close_differ(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Figure, "savefig", lambda figure, *arguments, **words: drawn.append(figure))
     common = {"seed": 0, "scores": {"ppl_token": 20.0}, "train_tokens": 9, "parameters": 9}
     texts = {"train_data": TRAIN, "test_data": TEST}
-    rows = [common | texts | {"comparison": {"system": str(kib), "state_bytes": kib * 1024}} for kib in (5.1, 5.6, 6.2)]
+    rows = [
+        common | texts | {"comparison": {"system": str(kib), "budget": "tokens", "state_bytes": kib * 1024}}
+        for kib in (5.1, 5.6, 6.2)
+    ]
     comparison_table.draw(rows, tmp_path / "plot.png")
     drawn[0].draw_without_rendering()
     ticks = [label.get_text() for label in drawn[0].axes[1].get_xticklabels()]
@@ -397,16 +477,17 @@ def test_a_store_of_another_tokenizer_is_told(page: Path, books: Path, tmp_path:
 
 def test_a_plan_is_the_same_however_numbers_are_written(page: Path, tmp_path: Path) -> None:
     plan = comparison._read(changed(page, seconds=20))
-    comparison._same_plan(plan, tmp_path)
+    comparison._same_plan(plan, {}, tmp_path)
+    (tmp_path / "rows.jsonl").touch()
     kept = tmp_path / "recipe.json"
     kept.write_text(kept.read_text().replace("20.0", "20"))
-    comparison._same_plan(plan, tmp_path)
+    comparison._same_plan(plan, {}, tmp_path)
     turned = replace(plan, systems=dict(reversed(plan.systems.items())))
-    with pytest.raises(UserError, match="another recipe"):  # the first sets the number of weights
-        comparison._same_plan(turned, tmp_path)
+    with pytest.raises(UserError, match=r"another recipe \(systems\)"):  # the first sets the number of weights
+        comparison._same_plan(turned, {}, tmp_path)
     kept.write_text("{")
-    with pytest.raises(UserError, match="another recipe"):
-        comparison._same_plan(plan, tmp_path)
+    with pytest.raises(UserError, match=r"recipe.json is damaged"):
+        comparison._same_plan(plan, {}, tmp_path)
 
 
 def test_mistakes_are_told(page: Path, tmp_path: Path) -> None:
@@ -414,7 +495,7 @@ def test_mistakes_are_told(page: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown systems rnn; .* has memory, full, xl"):
         compare(page, out, systems=["rnn"])
     compare(page, out, systems=["memory"])
-    with pytest.raises(UserError, match="another recipe; give another --out"):
+    with pytest.raises(UserError, match=r"another recipe \(.*\); give another --out"):
         compare(changed(page, tokens=700), out)
     with pytest.raises(UserError, match="unknown key 'tokns'"):
         compare(changed(page, tokns=700), out)

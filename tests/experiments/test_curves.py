@@ -73,8 +73,10 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere has no log of training yet; give a run's folder"):
+    with pytest.raises(UserError, match="nowhere does not exist; give a run's folder"):
         curves([str(tmp_path / "nowhere")])
+    with pytest.raises(UserError, match=r"its name must end in \.png"):
+        curves([str(tmp_path)], tmp_path / "plot.xyz")
     (tmp_path / "odd.jsonl").write_text('{"loss": 3}\n')
     with pytest.raises(UserError, match=r"odd.jsonl is not a run's log: it has no 'step'"):
         curves([str(tmp_path / "odd.jsonl")])

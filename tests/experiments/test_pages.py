@@ -105,6 +105,7 @@ def test_wrong_marks_are_named(text: str, told: str) -> None:
         ("demo-text.jsonl", "{}", "demo-text"),
         ("demo-text.jsonl", "", "demo-text"),
         ("rivals-toy.jsonl", '{"seed": 0}', "rivals-toy"),
+        ("rivals-toy.jsonl", "", "rivals-toy"),
         ("demo-topics-optima.json", '{"optimum_given_all": "x"}', "demo-topics"),
         ("demo-text.jsonl", None, "demo-text"),
     ],

@@ -260,6 +260,22 @@ def test_documents_that_a_model_gives_no_chance(tmp_path: Path) -> None:
     assert not any("−" in head for head in table.heads)
 
 
+@pytest.mark.parametrize(
+    "documents",
+    [{"nats": [1.0]}, {"tokens": [1, 2]}, {"nats": [1.0], "tokens": [1, 2]}, {"nats": [1.0], "tokens": [None]}, []],
+)
+def test_damaged_documents_are_told(tmp_path: Path, documents: object) -> None:
+    made = row(53, 200, 0, 39.0)
+    append(tmp_path / "s.jsonl", made | {"scores": made["scores"] | {"by_document": documents}})
+    with pytest.raises(UserError, match=r"s\.jsonl, run 'r' is not a row of a scored run"):
+        paper.table_a1(results=tmp_path)
+
+
+def test_tables_are_not_written_among_rows(ledger: Path) -> None:
+    with pytest.raises(UserError, match="would be read as rows"):
+        paper.table_a1(ledger / "t.json", ledger)
+
+
 def test_familiar_documents_in_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib.figure
 

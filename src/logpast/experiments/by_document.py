@@ -27,6 +27,15 @@ class Documents(NamedTuple):
         return bool(1 < self.familiar.sum() < len(self.tokens))
 
 
+def check(scores: Mapping[str, Any]) -> None:
+    """For a ValueError, TypeError or KeyError where a row's documents are damaged."""
+    if "by_document" in scores:
+        columns = {name: np.array(column, dtype=np.float64) for name, column in scores["by_document"].items()}
+        sizes = {column.shape for column in (columns["nats"], columns["tokens"], *columns.values())}
+        if len(sizes) > 1 or len(*sizes) != 1 or not np.isfinite(columns["tokens"]).all():
+            raise ValueError("its scores.by_document should have lists of numbers, one of each for each document")
+
+
 def documents(*systems: Seeds) -> Documents:
     """Of one test text, scored by any of these."""
     told = [scores["by_document"] for seeds in systems for scores in seeds.values() if "by_document" in scores]

@@ -28,9 +28,12 @@ from logpast.data import TokenStore, open_tokens
 from logpast.data.windows import Lanes, Streams, Windows
 from logpast.errors import Diverged, UserError
 from logpast.experiments import ledger
+from logpast.experiments.by_document import check
 from logpast.experiments.cell import run_cell, tokens_per_second
 from logpast.experiments.comparison_table import draw, short, table
-from logpast.experiments.tables import aligned, markdown
+from logpast.experiments.ledger import sound
+from logpast.experiments.tables import aligned
+from logpast.experiments.tables import page as markdown_page
 from logpast.files import alone, make_way, remove, write_whole
 from logpast.models import SYSTEMS, LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build
 from logpast.training.checkpoint import keep_weights_alone
@@ -158,31 +161,47 @@ def compare(
     if unknown := set(systems or ()) - set(plan.systems):
         raise UserError(f"unknown systems {', '.join(sorted(unknown))}; {recipe} has {', '.join(plan.systems)}")
     store = open_tokens(plan.train, plan.tokenizer)
-    for text in (plan.validation, plan.test):  # now, for a mistake in a name should not cost a training
-        open_tokens(text, store.path)
+    # all now, for a mistake in a name should not cost a training
+    texts = {"train": store} | {name: open_tokens(getattr(plan, name), store.path) for name in ("validation", "test")}
     contestants = _contestants(plan, store)
     make_way(out / "rows.jsonl")
     with alone(out):
-        _same_plan(plan, out)
-        return _compare(plan, contestants, out, budget, systems or list(plan.systems))
+        _rows(plan, out)
+        _same_plan(plan, {name: text.sha256 for name, text in texts.items()}, out)
+        try:
+            return _compare(plan, contestants, out, budget, systems or list(plan.systems))
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on")
+            raise
 
 
 def _compare(
     plan: Recipe, contestants: list[Contestant], out: Path, budget: Budget, systems: list[str]
 ) -> list[dict[str, Any]]:  # fmt: skip
     say = Console(emoji=False, highlight=False, markup=False).print
+    diverged: list[str] = []
     for seed in plan.seeds:  # so that one of each is there before a second of any
         for each in contestants:
-            if each.name in systems and not _row_of(out, each.name, seed, budget):
-                rate, speed = _search(plan, each, out, say)
-                _run_cell(plan, each, out, budget, seed, rate, speed, say)
-    rows = [row for row in _rows(out) if row["comparison"]["budget"] == budget]
-    order = [each.name for each in contestants]
-    rows.sort(key=lambda row: (order.index(row["comparison"]["system"]), row["seed"]))
-    write_whole(out / "table.md", markdown(table(rows)) + "\n")
-    print(aligned(short(rows)))
-    draw(rows, out / "plot.png")
-    say(f"{out / 'table.md'}, {out / 'plot.png'}, rows in {out / 'rows.jsonl'}")
+            if each.name in systems and not _row_of(plan, out, each.name, seed, budget):
+                try:
+                    rate, speed = _search(plan, each, out, say)
+                    _run_cell(plan, each, out, budget, seed, rate, speed, say)
+                except Diverged as error:  # no reason not to go on with the others
+                    say(f"{each.name}, seed {seed}: {error}")
+                    diverged.append(f"{each.name}, seed {seed}")
+    rows = [row for row in _rows(plan, out) if row["comparison"]["budget"] == budget]
+    if rows:
+        order = [each.name for each in contestants]
+        rows.sort(key=lambda row: (order.index(row["comparison"]["system"]), row["seed"]))
+        of_budget = "" if budget == "tokens" else f"-{budget}"
+        page, plot = out / f"table{of_budget}.md", out / f"plot{of_budget}.png"
+        with sound(f"{out / 'rows.jsonl'} is damaged", "remove the row, or give another --out"):
+            write_whole(page, markdown_page(table(rows)))
+            print(aligned(short(rows)))
+            draw(rows, plot)
+        say(f"{page}, {plot}, rows in {out / 'rows.jsonl'}")
+    if diverged:
+        raise UserError(f"diverged: {'; '.join(diverged)}. Of learning_rates, add smaller ones, and give another --out")
     return rows
 
 
@@ -201,21 +220,28 @@ def _read(path: Path) -> Recipe:
     return checked(Recipe, values, str(path))
 
 
-def _same_plan(plan: Recipe, out: Path) -> None:
-    """Rows of one folder are of one recipe, or the table would compare what was not made alike."""
-    kept = out / "recipe.json"
-    told = json.dumps({f.name: getattr(plan, f.name) for f in fields(plan) if f.name != "seeds"}, indent=2) + "\n"
-    if kept.exists() and _in_order(kept.read_bytes()) != _in_order(told.encode()):
-        raise UserError(f"{out} holds a comparison by another recipe; give another --out")
-    write_whole(kept, told)
+def _same_plan(plan: Recipe, texts: dict[str, str], out: Path) -> None:
+    """Rows of one folder are of one recipe and one set of texts, or the table would compare what was not made alike."""
+    place = out / "recipe.json"
+    told = {f.name: getattr(plan, f.name) for f in fields(plan) if f.name != "seeds"} | {"texts": texts}
+    rows = out / "rows.jsonl"
+    if rows.exists() and not place.exists():
+        raise UserError(f"{rows} is there, but no recipe.json that tells of what; give another --out")
+    if place.exists() and any(path.exists() for path in (rows, out / "runs", *out.glob("search/*.json"))):
+        try:
+            kept = dict(_in_order(place.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            raise UserError(f"{place} is damaged; bring it back, or give another --out") from None
+        ours = dict(_in_order(json.dumps(told)))
+        kept.setdefault("texts", ours["texts"])  # those of earlier versions do not tell
+        if other := [name for name in {**ours, **kept} if kept.get(name) != ours.get(name)]:
+            raise UserError(f"{out} holds a comparison by another recipe ({', '.join(other)}); give another --out")
+    write_whole(place, json.dumps(told, indent=2) + "\n")
 
 
-def _in_order(text: bytes) -> Any:
+def _in_order(text: str) -> Any:
     """JSON to be compared: 20 is 20.0, but the order of systems counts."""
-    try:
-        return json.loads(text, object_pairs_hook=list)
-    except ValueError:
-        return None
+    return json.loads(text, object_pairs_hook=list)
 
 
 def _contestants(plan: Recipe, store: TokenStore) -> list[Contestant]:
@@ -284,7 +310,7 @@ def _train_config(plan: Recipe, each: Contestant, run: Path, steps: int, rate: f
         seed=seed,
         precision=plan.precision,
         validate_every=steps,  # a system that reads on validates slowly, and each improvement is saved
-        checkpoint_every=steps,
+        checkpoint_every=min(steps, 5000),
         keep=1,
         log_every=max(1, steps // 50),
         tensorboard=False,
@@ -306,13 +332,14 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
             with redirect_stdout(io.StringIO()):  # it would name commands for a run that is not kept
                 best = train(_train_config(plan, each, run, steps, rate, seed=0))["best"]
             say(f"{each.name}: validation ppl {best['ppl_token']:.3f}")
-            tried[rate] = best["nats_per_token"]
-            speeds.append(tokens_per_second(run))
+            if math.isfinite(best["ppl_token"]):
+                tried[rate] = best["nats_per_token"]
+                speeds.append(tokens_per_second(run))
         except Diverged as error:
             say(f"{each.name}: {error}")
         remove(run)
     if not tried:
-        raise UserError(f"{each.name} diverged with each of learning_rates; add smaller ones")
+        raise Diverged("diverged with each of learning_rates; add smaller ones")
     rate, speed = min(tried, key=lambda rate: tried[rate]), statistics.median(speeds)
     found = {"learning_rate": rate, "tokens_per_second": speed, "tried": tried}
     write_whole(place, json.dumps(found, indent=2) + "\n")
@@ -354,19 +381,20 @@ def _run_cell(
         torch.cuda.empty_cache()
 
 
-def _rows(out: Path) -> list[dict[str, Any]]:
+def _rows(plan: Recipe, out: Path) -> list[dict[str, Any]]:
     place = out / "rows.jsonl"
     rows = ledger.read(place) if place.exists() else []
-    try:
+    with sound(f"{place} has a row that is no comparison's", "remove it, or give another --out"):
         for row in rows:
-            row["comparison"]["system"], row["comparison"]["budget"], row["seed"], row["scores"]["ppl_token"]
-    except (KeyError, TypeError):
-        raise UserError(f"{place} has rows that are no comparison's; remove them, or give another --out") from None
+            row["comparison"]["budget"], row["seed"], row["scores"]["ppl_token"]
+            check(row["scores"])
+            if row["comparison"]["system"] not in plan.systems:
+                raise ValueError(f"the recipe has no {row['comparison']['system']!r}")
     return rows
 
 
-def _row_of(out: Path, name: str, seed: int, budget: Budget) -> dict[str, Any] | None:
-    for row in _rows(out):
+def _row_of(plan: Recipe, out: Path, name: str, seed: int, budget: Budget) -> dict[str, Any] | None:
+    for row in _rows(plan, out):
         cell = row["comparison"]
         if (cell["system"], row["seed"], cell["budget"]) == (name, seed, budget):
             return row

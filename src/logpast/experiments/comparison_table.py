@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from logpast.errors import UserError
 from logpast.experiments import ledger, tables
-from logpast.experiments.by_document import UNSEEN, Documents, Seeds, against, documents, familiar_perplexity
+from logpast.experiments.by_document import UNSEEN, Documents, Seeds, against, check, documents, familiar_perplexity
 from logpast.experiments.figures import check_picture
 from logpast.experiments.ledger import sound
 
 
 def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
+    """The rows of each, a seed each. The same row twice counts once."""
+    groups: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(row["comparison"]["system"], []).append(row)
-    return groups
+        system, seed = row["comparison"]["system"], row["seed"]
+        if groups.setdefault(system, {}).setdefault(seed, row)["scores"] != row["scores"]:
+            raise UserError(f"there are two rows of {system}, seed {seed}, with other scores; remove one")
+    return {system: list(seeds.values()) for system, seeds in groups.items()}
 
 
 def _seeds(group: list[dict[str, Any]]) -> Seeds:
@@ -32,7 +35,7 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
     """
     groups = _by_system(rows)
     of = documents(*map(_seeds, groups.values()))
-    base = next(iter(groups))
+    base, timed = next(iter(groups)), rows[0]["comparison"]["budget"] == "time"
     lines = []
     for name, group in groups.items():
         cell, first = group[0]["comparison"], group[0]
@@ -50,6 +53,7 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
             "weights": f"{first['parameters']:,}",
             "attention": f"{cell['attention_length']:,}",
             "training tokens": f"{first['train_tokens']:,}",
+            "training s": f"{statistics.mean(row['train_seconds'] for row in group):,.1f}" if timed else "",
             # of the fastest, for whatever else a machine does only slows it
             "tokens/s": f"{max(row['comparison']['tokens_per_second'] for row in group):,.0f}",
             "peak MiB": f"{max(peaks) / 2**20:,.0f}" if peaks else "",
@@ -79,45 +83,54 @@ def short(rows: list[dict[str, Any]]) -> tables.Table:
     """The columns that matter most, for a screen or a page; of all documents, or of familiar ones where others are."""
     heads, lines, title, notes = table(rows)
     apart = any("familiar" in head for head in heads)
+    always = ("system", "seeds", "ppl_token", "training s", "tokens/s", "state KiB")
     kept = [
         place
         for place, head in enumerate(heads)
-        if head in ("system", "seeds", "ppl_token", "tokens/s", "state KiB") or "familiar" in head
-        or (not apart and "against" in head)
-    ]  # fmt: skip
+        if head in always or "familiar" in head or (not apart and "against" in head)
+    ]
     return tables.Table(
         [heads[place] for place in kept], [[line[place] for place in kept] for line in lines], title, notes
     )
 
 
-def show(rows: Path, plot: Path = Path("comparison.png"), out: Path | None = None) -> None:
+def show(
+    rows: Path,
+    plot: Path = Path("comparison.png"),
+    out: Path | None = None,
+    budget: Literal["tokens", "time"] | None = None,
+) -> None:
     """Print the table of a comparison that was made before, and draw its picture.
 
     Examples:
-        logpast results comparison runs/rivals-small/rows.jsonl
+        logpast results comparison runs/rivals-small
+        logpast results comparison runs/rivals-small --budget time --plot time.png
         logpast results comparison results/rivals-pg19.jsonl --plot pg19.png --out pg19.md
 
     Args:
-        rows: what `logpast compare` wrote, a row a system and seed. Their order is that of the table, and systems are
-            set beside the first.
+        rows: the folder of a comparison, or its rows.jsonl under any name, a row a system and seed. Their order is
+            that of the table, and systems are set beside the first.
         plot: the picture; .png, .svg and .pdf are known. An existing one is replaced.
         out: write the table, with all its columns, to this file: .md, .csv or .json. An existing one is replaced.
+        budget: only rows of equal tokens or of equal time, where there are both.
     """
-    tables.check_form(out)
+    rows = rows / "rows.jsonl" if rows.is_dir() else rows
+    tables.check_form(out, rows.parent)
     check_picture(plot)
-    if out and out.resolve() == rows.resolve():
-        raise UserError(f"{out} is what is read; give another --out")
     with sound(f"{rows} holds no comparison", "give the rows.jsonl that `logpast compare` wrote"):
-        found = ledger.read(rows)
+        found = [row for row in ledger.read(rows) if budget in (None, row["comparison"]["budget"])]
         if not found:
-            raise UserError(f"{rows} has no rows yet; wait for the first system to be trained and scored")
+            raise UserError(f"{rows} has no such rows yet; wait for the first system to be trained and scored")
+        for row in found:
+            check(row["scores"])
         for what, values in {
             "budgets": {row["comparison"]["budget"] for row in found},
             "training texts": {row["train_data"]["sha256"] for row in found},
             "test texts": {row["test_data"]["sha256"] for row in found},
         }.items():
             if len(values) > 1:
-                raise UserError(f"{rows} has rows of {len(values)} {what}; put those of each into a file of their own")
+                fix = "choose by --budget" if what == "budgets" else "put those of each into a file of their own"
+                raise UserError(f"{rows} has rows of {len(values)} {what}; {fix}")
         whole, fits = table(found), tables.aligned(short(found))
         draw(found, plot)
     print(fits)
@@ -133,8 +146,17 @@ def _values(group: list[dict[str, Any]], name: str) -> list[float]:
 
 def _figure(group: list[dict[str, Any]], name: str, digits: int) -> str:
     text = _spread(_values(group, name), digits)
-    interval = group[0]["scores"].get("interval", {}).get(name)
-    return text + (f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]" if interval else "")
+    low, high = _interval(group, name)
+    return text + (f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(high) else "")
+
+
+def _interval(group: list[dict[str, Any]], name: str) -> tuple[float, float]:
+    """The first seed's, moved to the mean of all; infinite where there is none."""
+    values, bounds = _values(group, name), group[0]["scores"].get("interval", {}).get(name) or [None]
+    if None in bounds or not math.isfinite(sum(values)):
+        return math.inf, math.inf
+    low, high = (statistics.mean(values) * bound / values[0] for bound in bounds)
+    return low, high
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
@@ -149,9 +171,8 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     for place, (name, group) in enumerate(reversed(groups.items())):
         values = [value for value in _values(group, "ppl_token") if value < math.inf]
         known = list(familiar_perplexity(_seeds(group), of).values()) if of.tell_apart else []
-        interval = group[0]["scores"].get("interval", {}).get("ppl_token")
-        if interval and values:
-            low, high = (statistics.mean(values) * bound / values[0] for bound in interval)
+        low, high = _interval(group, "ppl_token")
+        if math.isfinite(high):
             bars.plot([low, high], [place, place], color="0.75", linewidth=6, solid_capstyle="butt", zorder=1)
         for some, colour in ((values, "tab:blue"), (known, "tab:orange")):
             bars.plot(some, [place] * len(some), "o", color=colour, markersize=4, zorder=2)
@@ -176,16 +197,19 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
 
 
 def _title(rows: list[dict[str, Any]]) -> str:
-    first, trained = rows[0], {row["train_tokens"] for row in rows}
-    tokens = f"{min(trained):,}" + (f" to {max(trained):,}" if max(trained) > 1.01 * min(trained) else "")
+    first, equal = rows[0], rows[0]["comparison"]["budget"]
+    name, unit = ("train_tokens", "training tokens") if equal == "tokens" else ("train_seconds", "seconds of training")
+    spent = {row[name] for row in rows}
+    amount = f"{min(spent):,.0f}" + (f" to {max(spent):,.0f}" if max(spent) > 1.01 * min(spent) else "")
     texts = f"{first['train_data']['name']} → {first['test_data']['name']}"
-    return f"{texts}; {first['parameters'] / 1e6:.3g}M weights, {tokens} training tokens"
+    return f"{texts}; {first['parameters'] / 1e6:.3g}M weights, {amount} {unit}"
 
 
 def _notes(heads: tuple[str, ...], of: Documents) -> list[str]:
     """What stands in the columns, of those that are there."""
     said = {
-        "ppl_token": "±: standard deviation over seeds; in brackets: 95 % over documents, of the first seed",
+        "ppl_token": "±: standard deviation over seeds; in brackets: 95 % over documents, as of the first seed, "
+        "about the mean",
         "against": "against: nats per token above the first system's, from the same seeds on the same documents; in "
         "brackets: 95 % over documents, which says nothing of other seeds",
         "familiar": f"familiar: {of.familiar.sum()} of {len(of.tokens)} documents, those with at most "

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from logpast.errors import UserError
+from logpast.experiments.figures import check_picture
 from logpast.experiments.ledger import sound
-from logpast.files import make_way
 from logpast.training.log import read_log
 
 Points = dict[int, float]  # step -> nats per token
@@ -46,16 +46,16 @@ def curves(logs: list[str], plot: Path = Path("curves.png"), x: Literal["tokens"
     Args:
         logs: folders of runs, finished or not, or their log.jsonl under any name; the first is what others are set
             beside.
-        plot: the picture. An existing one is replaced.
+        plot: the picture; .png, .svg and .pdf are known. An existing one is replaced.
         x: what lies along its bottom.
 
     Returns:
         The curves.
     """
+    check_picture(plot)
     paths = [Path(log) for log in logs]
     names = _names(paths)
     found = [_read(path, name) for path, name in zip(paths, names, strict=True)]
-    make_way(plot)
     table = Table("run", "steps", "tokens", "loss", "validation ppl", "at step")
     for curve in found:
         last = list(curve.training.values())[-max(1, len(curve.training) // 10) :]
@@ -72,9 +72,11 @@ def curves(logs: list[str], plot: Path = Path("curves.png"), x: Literal["tokens"
 
 
 def _read(path: Path, name: str) -> Curve:
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give a run's folder, or its log.jsonl")
     with sound(f"{path} is not a run's log", "give a run's folder, or its log.jsonl"):
         records = read_log(path)
-        training = {int(r["step"]): float(r["loss"]) for r in records if "loss" in r}
+        training = {int(r["step"]): float(r["loss"]) for r in records if "loss" in r and math.isfinite(r["loss"])}
         if not training:
             raise UserError(f"{path} has no log of training yet; give a run's folder, or its log.jsonl")
         validation = {int(r["step"]): float(r["validation_loss"]) for r in records if "validation_loss" in r}

@@ -173,8 +173,8 @@ def _report(result: dict[str, Any], json: str | None) -> None:
     interval = result.get("interval", {})
     print(f"{result['data']}: {result['tokens']:,} tokens scored, {result['unscored']:,} left out")
     for name in ("ppl_token", "ppl_word", "ppl_word_eos", "bits_per_byte"):
-        between = " [{:.4f}, {:.4f}] (95 %, over documents)".format(*interval[name]) if name in interval else ""
-        print(f"  {name:14} {result[name]:10.4f}{between}")
+        between = " [{}, {}] (95 %, over documents)".format(*map(_figure, interval[name])) if name in interval else ""
+        print(f"  {name:14} {_figure(result[name]):>10}{between}")
     if "against" in result:
         other = result["against"]
         print(
@@ -182,3 +182,8 @@ def _report(result: dict[str, Any], json: str | None) -> None:
             + (" [{:+.4f}, {:+.4f}]".format(*other["interval"]) if "interval" in other else "")
             + f", better on {other['documents_better']} of {other['documents']} documents"
         )
+
+
+def _figure(value: float) -> str:
+    """Of a text with hardly a space in it, the perplexity per word may have hundreds of digits."""
+    return f"{value:.4f}" if value < 1e9 else f"{value:.4g}"

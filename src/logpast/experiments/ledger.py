@@ -57,8 +57,9 @@ def append(path: Path, entry: dict[str, Any]) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         end = os.lseek(handle, 0, os.SEEK_END)
-        if end and os.pread(handle, 1, end - 1) != b"\n":
-            raise UserError(f"{path} does not end with a line break: its last row is damaged; mend the file first")
+        if end and os.pread(handle, 1, end - 1) != b"\n":  # as editors leave it, or because the last row is damaged
+            read(path)
+            line = "\n" + line
         try:
             written = os.write(handle, line.encode())
             if written != len(line.encode()):

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from logpast.errors import UserError
 from logpast.experiments import printed
-from logpast.experiments.by_document import Documents, documents, familiar_perplexity
+from logpast.experiments.by_document import Documents, check, documents, familiar_perplexity
 from logpast.experiments.ledger import hash_of, sound
 from logpast.experiments.results import Entry, read
 from logpast.filters import PAPER_SPACING
@@ -79,6 +79,7 @@ def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
     seeds = series.points.setdefault(slots, {})
     kept = ("ppl_token", "ppl_word", "by_document")
     scores = {name: row["scores"][name] for name in kept if name in row["scores"]}
+    check(scores)
     before = seeds.get(seed, scores)
     if any(before[name] != scores[name] for name in ("ppl_token", "ppl_word")):
         raise UserError(

@@ -213,7 +213,7 @@ def table_a2(out: Path | None = None, results: Path = RESULTS) -> Table:
 
 
 def _give_sweep(name: str, out: Path | None, results: Path) -> Table:
-    check_form(out)
+    check_form(out, results)
     table = printed.sweep(name)
     series = measured(table, results)
     columns = _columns(series)

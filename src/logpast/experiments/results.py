@@ -180,7 +180,8 @@ def _condition(word: str) -> tuple[str, str]:
     """NAME=VALUE, in two."""
     name, given, wanted = word.partition("=")
     if not given:
-        verb = "did you mean `logpast results pages`? Or " if get_close_matches(word, ["pages"]) else ""
+        near = get_close_matches(word, ["comparison", "curves", "pages"], 1)
+        verb = f"did you mean `logpast results {near[0]}`? Or " if near else ""
         raise UserError(f"{word!r} is no condition; {verb}write NAME=VALUE, such as seed=0")
     return name, wanted
 

@@ -82,7 +82,6 @@ def sweep(
     make_way(out / "ledger.jsonl")
     with alone(out):
         done = _finished(cells, out)  # once more, now that nobody else can be at it
-        _end_last_line(out / "ledger.jsonl")
         left = [cell for cell in cells if cell.key not in done]
         failed: dict[str, str] = {}
         if left:
@@ -123,13 +122,6 @@ def _is_whole(row: Row) -> bool:
         and all(isinstance(scores.get(name, ""), int | float | None) for name in ("ppl_token", "bits_per_byte"))
         and all(isinstance(row.get(name), int | float) for name in ("seconds", "train_tokens"))
     )
-
-
-def _end_last_line(place: Path) -> None:
-    """A last row that is whole but for its line break, as editors leave it, would let no other be added."""
-    if place.exists() and place.stat().st_size and not place.read_bytes().endswith(b"\n"):
-        with place.open("ab") as file:
-            file.write(b"\n")
 
 
 def _prepare_texts(cells: list[Cell]) -> None:

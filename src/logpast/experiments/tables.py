@@ -44,8 +44,15 @@ def aligned(table: Table) -> str:
 
 def markdown(table: Table) -> str:
     """The table alone; its title and notes are prose, for the page around it."""
-    lines = ["| " + " | ".join(line) + " |" for line in (table.heads, *table.rows)]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in (table.heads, *table.rows)]
+    lines = ["| " + " | ".join(line) + " |" for line in cells]
     return "\n".join([lines[0], "|---" * len(table.heads) + "|", *lines[1:]])
+
+
+def page(table: Table) -> str:
+    """Markdown with title and notes."""
+    notes = [re.sub(r"[<*]", r"\\\g<0>", note) for note in table.notes]  # neither tags nor lists
+    return "\n\n".join([f"**{table.title}**", markdown(table), *notes]) + "\n"
 
 
 def comma_separated(table: Table) -> str:
@@ -54,10 +61,12 @@ def comma_separated(table: Table) -> str:
     return text.getvalue()
 
 
-def check_form(out: Path | None) -> None:
-    """See to it that tables can be written there, before they are made."""
+def check_form(out: Path | None, ledger: Path | None = None) -> None:
+    """See to it that tables can be written there, before they are made, and not among the rows of a ledger's folder."""
     if out is None:
         return
+    if ledger and out.suffix == ".json" and out.resolve().parent == ledger.resolve():
+        raise UserError(f"{out} would be read as rows of {ledger}; write it to another folder")
     if out.suffix not in FORMS:
         raise UserError(f"cannot write a table to {str(out)!r}: its name must end in {', '.join(FORMS)}")
     make_way(out)
@@ -71,8 +80,7 @@ def write(table: Table, out: Path) -> None:
     elif out.suffix == ".csv":
         text = comma_separated(table)
     else:
-        notes = [re.sub(r"[<*]", r"\\\g<0>", note) for note in table.notes]  # neither tags nor lists
-        text = "\n\n".join([f"**{table.title}**", markdown(table), *notes]) + "\n"
+        text = page(table)
     out.write_text(text, encoding="utf-8")
     print(f"wrote {out}")
 

@@ -184,7 +184,13 @@ def _fast_step(results: Path) -> str:
 
 def _comparison(name: str) -> View:
     """The table of a comparison whose rows are kept under this name."""
-    return lambda results: markdown(comparison_table.table(ledger.read(results / f"{name}.jsonl")))
+    return lambda results: markdown(comparison_table.table(_rows(results, name)))
+
+
+def _rows(results: Path, name: str) -> list[dict[str, Any]]:
+    if rows := ledger.read(results / f"{name}.jsonl"):
+        return rows
+    raise UserError(f"{results / name}.jsonl has no rows; bring them back")
 
 
 def _paper_best(results: Path) -> str:
@@ -235,7 +241,7 @@ VIEWS: dict[str, View] = {
     "score-gpu": _score_gpu,
     "fast-step": _fast_step,
     **{name: _comparison(name) for name in ("rivals-toy", "rivals-pg19", "rivals-pg19-pilot")},
-    "rivals-pg19-short": lambda results: markdown(comparison_table.short(ledger.read(results / "rivals-pg19.jsonl"))),
+    "rivals-pg19-short": lambda results: markdown(comparison_table.short(_rows(results, "rivals-pg19"))),
     "paper-best": _paper_best,
     "paper-all-counted": _paper_all_counted,
     "paper-line-ends": _paper_line_ends,

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -280,7 +281,7 @@ class Run:
         )
 
     def farewell(self) -> str:
-        state, folder = self.state, self.config.run
+        state, folder = self.state, quote(str(self.config.run))
         if self.done < self.total:
             return f"stopped after step {self.done:,} of {self.total:,}, saved; go on with --resume auto"
         best = state["best"]
