@@ -227,7 +227,7 @@ def _same_plan(plan: Recipe, texts: dict[str, str], out: Path) -> None:
     rows = out / "rows.jsonl"
     if rows.exists() and not place.exists():
         raise UserError(f"{rows} is there, but no recipe.json that tells of what; give another --out")
-    if place.exists() and any(path.exists() for path in (rows, out / "runs", *out.glob("search/*.json"))):
+    if place.exists() and any(path.exists() for path in (rows, out / "runs", *out.glob("search/*"))):
         try:
             kept = dict(_in_order(place.read_text(encoding="utf-8")))
         except (ValueError, TypeError):
