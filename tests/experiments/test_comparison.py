@@ -70,7 +70,7 @@ def test_all_systems_in_one_table(page: Path, tmp_path: Path, monkeypatch: pytes
     states = {row["comparison"]["system"]: row["comparison"]["state_bytes"] for row in rows}
     assert states == {"memory": 2 * 4 * 16 * 17 + 4 * 4, "full": 2 * 4 * 16 * 24, "xl": 2 * 4 * 16 * 8 + 4 * 16 * 8 + 8}
     table = (out / "table.md").read_text()
-    assert re.search(r"\| memory \| 2 \| [\d.]+ ± [\d.]+ \[[\d.]+, [\d.]+\] \|", table)
+    assert re.search(r"\| memory \| 0, 1 \| [\d.]+ ± [\d.]+ \[[\d.]+, [\d.]+\] \|", table)
     assert (out / "plot.png").stat().st_size > 10_000
     assert {path.name for path in out.rglob("*.safetensors")} == {"model.safetensors"}
     assert table.startswith("**")

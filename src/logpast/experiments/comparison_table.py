@@ -43,7 +43,7 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
         peaks = [row["comparison"]["peak_bytes"] for row in group if row["comparison"]["peak_bytes"]]
         lines.append({
             "system": name,
-            "seeds": str(len(group)),
+            "seeds": ", ".join(str(row["seed"]) for row in group),
             "ppl_token": _figure(group, "ppl_token", 2),
             "ppl_word": _figure(group, "ppl_word", 1),
             "bits/byte": _figure(group, "bits_per_byte", 4),
@@ -207,8 +207,9 @@ def _title(rows: list[dict[str, Any]]) -> str:
 
 def _notes(heads: tuple[str, ...], of: Documents) -> list[str]:
     """What stands in the columns, of those that are there."""
+    all_of_them = f"{len(of.tokens)} documents" if len(of.tokens) else "documents"
     said = {
-        "ppl_token": "±: standard deviation over seeds; in brackets: 95 % over documents, as of the first seed, "
+        "ppl_token": f"±: standard deviation over seeds; in brackets: 95 % over {all_of_them}, as of the first seed, "
         "about the mean",
         "against": "against: nats per token above the first system's, from the same seeds on the same documents; in "
         "brackets: 95 % over documents, which says nothing of other seeds",
