@@ -199,7 +199,7 @@ def _compare(
             write_whole(page, markdown_page(table(rows)))
             print(aligned(short(rows)))
             draw(rows, plot)
-        say(f"{page}, {plot}, rows in {out / 'rows.jsonl'}")
+        print(f"{page}, {plot}, rows in {out / 'rows.jsonl'}")
     if diverged:
         raise UserError(f"diverged: {'; '.join(diverged)}. Of learning_rates, add smaller ones, and give another --out")
     return rows

@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
 from logpast.errors import UserError
 from logpast.experiments.figures import check_picture
 from logpast.experiments.ledger import sound
+from logpast.experiments.tables import Table, aligned
 from logpast.training.log import read_log
 
 Points = dict[int, float]  # step -> nats per token
@@ -56,16 +55,16 @@ def curves(logs: list[str], plot: Path = Path("curves.png"), x: Literal["tokens"
     paths = [Path(log) for log in logs]
     names = _names(paths)
     found = [_read(path, name) for path, name in zip(paths, names, strict=True)]
-    table = Table("run", "steps", "tokens", "loss", "validation ppl", "at step")
+    rows = []
     for curve in found:
         last = list(curve.training.values())[-max(1, len(curve.training) // 10) :]
         best = min(curve.validation, key=lambda step: curve.validation[step], default=None)
-        table.add_row(
+        rows.append([
             curve.name, f"{max(curve.training):,}", f"{max(curve.tokens.values()):,.0f}", f"{np.mean(last):.4f}",
             *([f"{math.exp(curve.validation[best]):.3f}", f"{best:,}"] if best else ["", ""]),
-        )  # fmt: skip
-    Console(emoji=False, highlight=False, markup=False).print(table)
-    print("loss: of training, the mean of the last tenth that was logged; validation: the best")
+        ])  # fmt: skip
+    note = "loss: of training, the mean of the last tenth that was logged; validation: the best"
+    print(aligned(Table(["run", "steps", "tokens", "loss", "validation ppl", "at step"], rows, notes=[note])))
     _draw(found, plot, x)
     print(f"wrote {plot}")
     return found

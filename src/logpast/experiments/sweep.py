@@ -19,15 +19,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from logpast.data import open_tokens
 from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.experiments.cell import PATIENCE
 from logpast.experiments.grid import Cell, cells_of, read_page
 from logpast.experiments.runners import Cluster, Processes, Row, Runner
+from logpast.experiments.tables import Table, aligned
 from logpast.files import alone, make_way
 from logpast.progress import Board, board, clock
 from logpast.training.checkpoint import keep_weights_alone
@@ -259,16 +257,14 @@ def _list(cells: list[Cell], done: dict[str, Row], repeated: int) -> None:
 
 def _tell(cells: list[Cell], done: dict[str, Row], failed: dict[str, str], out: Path) -> None:
     """The table of all that is finished; an error if anything failed."""
-    table = Table("cell", "ppl_token", "bits/byte", "tokens", "seconds")
+    rows = []
     for cell in cells:
         if row := done.get(cell.key):
             scores = row["scores"]
-            table.add_row(
-                cell.name, _shown(scores["ppl_token"], 2), _shown(scores["bits_per_byte"], 4),
-                f"{row['train_tokens']:,}", f"{row['seconds']:,.0f}",
-            )  # fmt: skip
-    if done:
-        Console(emoji=False, highlight=False).print(table)
+            figures = _shown(scores["ppl_token"], 2), _shown(scores["bits_per_byte"], 4)
+            rows.append([cell.name, *figures, f"{row['train_tokens']:,}", f"{row['seconds']:,.0f}"])
+    if rows:
+        print(aligned(Table(["cell", "ppl_token", "bits/byte", "tokens", "seconds"], rows)))
     left = len(cells) - len(done) - len(failed)
     go_on = f"; {left} to do: the same command goes on" if left else ""
     print(f"{len(done)} of {len(cells)} cells finished, rows in {out / 'ledger.jsonl'}{go_on}")
