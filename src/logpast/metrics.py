@@ -155,7 +155,7 @@ def paired_difference(
     mean = float(difference.sum() / tokens.sum())
     result: dict[str, Any] = {
         "nats_per_token": mean,
-        "ppl_ratio": math.exp(mean),
+        "ppl_ratio": perplexity(mean, 1),
         "documents_better": int((difference < 0).sum()),
         "documents": len(ours),
     }

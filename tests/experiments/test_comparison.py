@@ -1,12 +1,13 @@
 """Rivals side by side: equal weights and tokens, nothing done twice, a table and a plot."""
 
+import copy
 import errno
 import json
 import math
 import os
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ def page(tmp_path: Path, books: Path) -> Path:
     place = tmp_path / "rivals.yaml"
     place.write_text(yaml.safe_dump(values, sort_keys=False))
     return place
+
+
+def told_by(page: Path) -> str:
+    """As earlier versions told of a recipe: without its texts."""
+    plan = comparison._read(page)
+    return json.dumps({f.name: getattr(plan, f.name) for f in fields(plan) if f.name != "seeds"})
 
 
 def changed(page: Path, **values: object) -> Path:
@@ -111,6 +118,7 @@ def test_a_damaged_search_is_done_again(page: Path, tmp_path: Path, damaged: str
 @pytest.mark.parametrize("row", ["{}", "[]", "3", '{"comparison": {}, "seed": 0, "scores": {}}'])
 def test_rows_of_something_else_are_told(page: Path, tmp_path: Path, row: str) -> None:
     (tmp_path / "rows.jsonl").write_text(row + "\n")
+    comparison.write_whole(tmp_path / "recipe.json", told_by(page))
     with pytest.raises(UserError, match=r"a row that is no comparison's|is not a row"):
         compare(page, tmp_path)
     assert not (tmp_path / "search").exists()
@@ -138,6 +146,14 @@ def test_a_rate_that_diverges_is_passed_over(page: Path, tmp_path: Path) -> None
     assert len(compare(changed(page, learning_rates=[3e-3]), tmp_path / "none", systems=["memory"])) == 1
 
 
+def test_a_search_that_diverged_is_not_made_for_each_seed(
+    page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match=r"diverged: memory, seed 0; memory, seed 1\."):
+        compare(changed(page, learning_rates=[1e30]), tmp_path, systems=["memory"], seeds=[0, 1])
+    assert capsys.readouterr().out.count("memory: learning rate") == 1
+
+
 def test_a_cell_that_diverges_stops_no_other(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_cell = comparison.run_cell
 
@@ -159,6 +175,9 @@ def test_texts_that_changed_are_not_mixed(page: Path, books: Path, tmp_path: Pat
     compare(changed(page, test=str(test), learning_rates=[1e-3]), tmp_path / "out", systems=["memory"])
     (test / "0.txt").write_text("another text, of other words\n" * 9)
     with pytest.raises(UserError, match=r"another recipe \(texts\)"):
+        compare(page, tmp_path / "out")
+    (tmp_path / "out" / "recipe.json").write_text(told_by(page))
+    with pytest.raises(UserError, match="rows of another test text than there is now"):
         compare(page, tmp_path / "out")
     assert len(ledger.read(tmp_path / "out" / "rows.jsonl")) == 1
 
@@ -411,7 +430,7 @@ def test_rows_are_not_written_over(tmp_path: Path, option: str, name: str) -> No
     file = tmp_path / "rows.json"
     file.write_text(json.dumps(with_documents("a", 0, [1.0, 2.0, 3.0], [0, 0, 0])) + "\n")
     before = file.read_bytes()
-    with pytest.raises(UserError, match=r"must end in|another folder"):
+    with pytest.raises(UserError, match=r"must end in|another --out"):
         comparison_table.show(file, **{"plot": tmp_path / "p.png", option: tmp_path / name})  # type: ignore[arg-type]
     assert file.read_bytes() == before
 
@@ -419,8 +438,12 @@ def test_rows_are_not_written_over(tmp_path: Path, option: str, name: str) -> No
 def test_a_row_twice_counts_once_and_never_as_another_seed() -> None:
     rows = [with_documents(name, 0, [1.0, 2.0, 3.0], [0, 0, 0]) for name in ("a", "b")]
     assert comparison_table.table([*rows, rows[1]]) == comparison_table.table(rows)
+    older = copy.deepcopy(rows[1])
+    del older["scores"]["by_document"]
+    assert comparison_table.table([rows[0], older, rows[1]]) == comparison_table.table(rows)
+    older["scores"]["ppl_token"] = 21.0
     with pytest.raises(UserError, match="two rows of b, seed 0"):
-        comparison_table.table([*rows, with_documents("b", 0, [1.0, 2.0, 4.0], [0, 0, 0])])
+        comparison_table.table([*rows, older])
 
 
 def test_of_both_budgets_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -429,7 +452,7 @@ def test_of_both_budgets_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     comparison_table.show(tmp_path, tmp_path / "p.png", budget="time")
     shown = capsys.readouterr().out
-    assert "3 seconds of training" in shown
+    assert "1.0 seconds of training" in shown  # 9 tokens at 9 a second
     assert "training s" in shown
     assert "\nb " in shown
     assert "\na " not in shown

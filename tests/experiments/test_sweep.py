@@ -309,6 +309,19 @@ if "orphan" in job: sys.exit(f"read {len(sys.stdin.read())}")
 """
 
 
+def test_a_process_that_ends_before_it_reads_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "COMMAND", [sys.executable, "-c", "import sys; sys.exit('logpast: too soon')"])
+    start = subprocess.Popen
+
+    def ended(*given: Any, **words: Any) -> subprocess.Popen[bytes]:
+        (process := start(*given, **words)).wait()
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", ended)
+    with pytest.raises(RuntimeError, match=r"^too soon$"):
+        Processes(1).start({"log": str(tmp_path / "log")}).result(20)
+
+
 def test_a_process_for_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runners, "COMMAND", [sys.executable, "-c", CHILD])
     runner = Processes(5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,11 +28,15 @@ class Documents(NamedTuple):
 
 
 def check(scores: Mapping[str, Any]) -> None:
-    """For a ValueError, TypeError or KeyError where a row's documents are damaged."""
+    """For an error, such as `sound` tells, where what a row has of documents is damaged."""
     if "by_document" in scores:
         columns = {name: np.array(column, dtype=np.float64) for name, column in scores["by_document"].items()}
-        sizes = {column.shape for column in (columns["nats"], columns["tokens"], *columns.values())}
-        if len(sizes) > 1 or len(*sizes) != 1 or not np.isfinite(columns["tokens"]).all():
+        whole = all(np.isfinite(column).all() for name, column in columns.items() if name != "nats")
+        if (
+            not whole
+            or {column.shape for column in columns.values()} != {(len(columns["nats"]),)}
+            or "tokens" not in columns
+        ):
             raise ValueError("its scores.by_document should have lists of numbers, one of each for each document")
 
 
@@ -52,20 +56,26 @@ def familiar_perplexity(seeds: Seeds, of: Documents) -> dict[int, float]:
     return {seed: perplexity(nats[of.familiar].sum(), total) for seed, nats in _nats(seeds).items()}
 
 
-def against(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -> tuple[str, list[int]] | None:
-    """Ours − theirs in nats per token, the mean over seeds that both have, and these seeds; None if there are none.
+def against(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -> str:
+    """Ours − theirs in nats per token, the mean over seeds that both have, named if these are not all of ours.
 
     The interval is 95 % over documents: of these runs on other texts of the kind, not of other seeds.
     """
     both = _nats(ours), _nats(theirs)
     seeds = [seed for seed in both[0] if seed in both[1]]
     if not seeds:
-        return None
+        return ""
     chosen = of.familiar if familiar else np.ones_like(of.familiar)
     one, other = (np.mean([nats[seed][chosen] for seed in seeds], axis=0) for nats in both)
     found = paired_difference(one, other, of.tokens[chosen])
     interval = " [{:+.4f}, {:+.4f}]".format(*found["interval"]) if "interval" in found else ""
-    return f"{found['nats_per_token']:+.4f}{interval}", seeds
+    return f"{found['nats_per_token']:+.4f}{interval}{which(seeds, ours)}"
+
+
+def which(seeds: Iterable[int], all_seeds: Seeds) -> str:
+    """Names the seeds that something is of, if it is not of all."""
+    seeds = list(seeds)
+    return "" if len(seeds) == len(all_seeds) else f" (seed {', '.join(map(str, seeds))})"
 
 
 def _nats(seeds: Seeds) -> dict[int, NDArray[np.float64]]:

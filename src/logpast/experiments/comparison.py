@@ -135,8 +135,8 @@ def compare(
 
     Args:
         recipe: a page that names corpus, budget and systems; see recipes/rivals-small.yaml.
-        out: folder for runs, rows.jsonl, table.md and plot.png; by default runs/ and the recipe's name. What is
-            finished there is not done again.
+        out: folder for runs, rows.jsonl, table.md and plot.png (of equal time, table-time.md and plot-time.png); by
+            default runs/ and the recipe's name. What is finished there is not done again.
         budget: tokens gives every system the same training tokens, time the same seconds of training.
         systems: only these of the recipe's.
         seeds: in place of the recipe's.
@@ -166,30 +166,36 @@ def compare(
     contestants = _contestants(plan, store)
     make_way(out / "rows.jsonl")
     with alone(out):
-        _rows(plan, out)
-        _same_plan(plan, {name: text.sha256 for name, text in texts.items()}, out)
+        hashes = {name: text.sha256 for name, text in texts.items()}
+        _same_plan(plan, hashes, out)
         try:
-            return _compare(plan, contestants, out, budget, systems or list(plan.systems))
+            return _compare(plan, hashes, contestants, out, budget, systems or list(plan.systems))
         except KeyboardInterrupt:
             print("stopped; the same command goes on")
             raise
 
 
 def _compare(
-    plan: Recipe, contestants: list[Contestant], out: Path, budget: Budget, systems: list[str]
+    plan: Recipe, texts: dict[str, str], contestants: list[Contestant], out: Path, budget: Budget, systems: list[str]
 ) -> list[dict[str, Any]]:  # fmt: skip
     say = Console(emoji=False, highlight=False, markup=False).print
+    done = {(row["comparison"]["system"], row["seed"]) for row in _rows(plan, texts, out, budget)}
+    settings: dict[str, tuple[float, float] | None] = {}
     diverged: list[str] = []
     for seed in plan.seeds:  # so that one of each is there before a second of any
         for each in contestants:
-            if each.name in systems and not _row_of(plan, out, each.name, seed, budget):
-                try:
-                    rate, speed = _search(plan, each, out, say)
-                    _run_cell(plan, each, out, budget, seed, rate, speed, say)
-                except Diverged as error:  # no reason not to go on with the others
-                    say(f"{each.name}, seed {seed}: {error}")
-                    diverged.append(f"{each.name}, seed {seed}")
-    rows = [row for row in _rows(plan, out) if row["comparison"]["budget"] == budget]
+            if each.name not in systems or (each.name, seed) in done:
+                continue
+            if each.name not in settings:
+                settings[each.name] = _search(plan, each, out, say)
+            try:
+                if not (found := settings[each.name]):
+                    raise Diverged("diverged with each of learning_rates")
+                _run_cell(plan, each, out, budget, seed, *found, say)
+            except Diverged as error:  # no reason not to go on with the others
+                say(f"{each.name}, seed {seed}: {error}")
+                diverged.append(f"{each.name}, seed {seed}")
+    rows = _rows(plan, texts, out, budget)
     if rows:
         order = [each.name for each in contestants]
         rows.sort(key=lambda row: (order.index(row["comparison"]["system"]), row["seed"]))
@@ -318,8 +324,11 @@ def _train_config(plan: Recipe, each: Contestant, run: Path, steps: int, rate: f
     )
 
 
-def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float, float]:
-    """The learning rate with the best validation loss after a short training, and tokens trained on in a second."""
+def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float, float] | None:
+    """The learning rate with the best validation loss after a short training, and tokens trained on in a second.
+
+    None if it diverged with each.
+    """
     place = out / "search" / f"{each.file_name}.json"
     if known := _searched(place):
         return known
@@ -339,7 +348,7 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
             say(f"{each.name}: {error}")
         remove(run)
     if not tried:
-        raise Diverged("diverged with each of learning_rates; add smaller ones")
+        return None
     rate, speed = min(tried, key=lambda rate: tried[rate]), statistics.median(speeds)
     found = {"learning_rate": rate, "tokens_per_second": speed, "tried": tried}
     write_whole(place, json.dumps(found, indent=2) + "\n")
@@ -381,7 +390,8 @@ def _run_cell(
         torch.cuda.empty_cache()
 
 
-def _rows(plan: Recipe, out: Path) -> list[dict[str, Any]]:
+def _rows(plan: Recipe, texts: dict[str, str], out: Path, budget: Budget) -> list[dict[str, Any]]:
+    """All that is finished of a budget; an error if any row is not of this recipe's systems and texts."""
     place = out / "rows.jsonl"
     rows = ledger.read(place) if place.exists() else []
     with sound(f"{place} has a row that is no comparison's", "remove it, or give another --out"):
@@ -390,12 +400,7 @@ def _rows(plan: Recipe, out: Path) -> list[dict[str, Any]]:
             check(row["scores"])
             if row["comparison"]["system"] not in plan.systems:
                 raise ValueError(f"the recipe has no {row['comparison']['system']!r}")
-    return rows
-
-
-def _row_of(plan: Recipe, out: Path, name: str, seed: int, budget: Budget) -> dict[str, Any] | None:
-    for row in _rows(plan, out):
-        cell = row["comparison"]
-        if (cell["system"], row["seed"], cell["budget"]) == (name, seed, budget):
-            return row
-    return None
+            for name, sha256 in texts.items():
+                if (row.get(f"{name}_data") or {}).get("sha256", sha256) != sha256:
+                    raise UserError(f"{place} has rows of another {name} text than there is now; give another --out")
+    return [row for row in rows if row["comparison"]["budget"] == budget]

@@ -9,18 +9,30 @@ from typing import Any, Literal
 
 from logpast.errors import UserError
 from logpast.experiments import ledger, tables
-from logpast.experiments.by_document import UNSEEN, Documents, Seeds, against, check, documents, familiar_perplexity
+from logpast.experiments.by_document import (
+    UNSEEN,
+    Documents,
+    Seeds,
+    against,
+    check,
+    documents,
+    familiar_perplexity,
+    which,
+)
 from logpast.experiments.figures import check_picture
 from logpast.experiments.ledger import sound
+from logpast.experiments.measured import RESULTS
 
 
 def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each, a seed each. The same row twice counts once."""
+    """The rows of each, a seed each. A run that was scored twice counts once, by the row that tells more."""
     groups: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
         system, seed = row["comparison"]["system"], row["seed"]
-        if groups.setdefault(system, {}).setdefault(seed, row)["scores"] != row["scores"]:
+        before = groups.setdefault(system, {}).setdefault(seed, row)
+        if before["scores"]["ppl_token"] != row["scores"]["ppl_token"]:
             raise UserError(f"there are two rows of {system}, seed {seed}, with other scores; remove one")
+        groups[system][seed] = max(before, row, key=lambda row: len(row["scores"].get("by_document", {})))
     return {system: list(seeds.values()) for system, seeds in groups.items()}
 
 
@@ -36,6 +48,7 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
     groups = _by_system(rows)
     of = documents(*map(_seeds, groups.values()))
     base, timed = next(iter(groups)), rows[0]["comparison"]["budget"] == "time"
+    first_seeds = _seeds(groups[base])
     lines = []
     for name, group in groups.items():
         cell, first = group[0]["comparison"], group[0]
@@ -47,13 +60,14 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
             "ppl_token": _figure(group, "ppl_token", 2),
             "ppl_word": _figure(group, "ppl_word", 1),
             "bits/byte": _figure(group, "bits_per_byte", 4),
-            f"nats against {base}": _against(group, groups[base], of),
-            "familiar ppl_token": _spread(list(known.values()), 2) + _which(list(known), group) if known else "",
-            f"familiar nats against {base}": _against(group, groups[base], of, familiar=True) if known else "",
+            f"nats against {base}": "" if name == base else against(_seeds(group), first_seeds, of),
+            "familiar ppl_token": _spread(list(known.values()), 2) + which(known, _seeds(group)) if known else "",
+            f"familiar nats against {base}":
+                against(_seeds(group), first_seeds, of, familiar=True) if known and name != base else "",
             "weights": f"{first['parameters']:,}",
             "attention": f"{cell['attention_length']:,}",
             "training tokens": f"{first['train_tokens']:,}",
-            "training s": f"{statistics.mean(row['train_seconds'] for row in group):,.1f}" if timed else "",
+            "training s": f"{statistics.mean(map(_seconds, group)):,.1f}" if timed else "",
             # of the fastest, for whatever else a machine does only slows it
             "tokens/s": f"{max(row['comparison']['tokens_per_second'] for row in group):,.0f}",
             "peak MiB": f"{max(peaks) / 2**20:,.0f}" if peaks else "",
@@ -62,15 +76,6 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
         })  # fmt: skip
     heads = tuple(head for head in lines[0] if any(line[head] for line in lines))
     return tables.Table(heads, [tuple(line[head] for head in heads) for line in lines], _title(rows), _notes(heads, of))
-
-
-def _against(group: list[dict[str, Any]], base: list[dict[str, Any]], of: Documents, familiar: bool = False) -> str:
-    found = None if group is base else against(_seeds(group), _seeds(base), of, familiar)
-    return found[0] + _which(found[1], group) if found else ""
-
-
-def _which(seeds: list[int], group: list[dict[str, Any]]) -> str:
-    return "" if len(seeds) == len(group) else f" (seed {', '.join(map(str, seeds))})"
 
 
 def _spread(values: list[float], digits: int) -> str:
@@ -115,7 +120,9 @@ def show(
         budget: only rows of equal tokens or of equal time, where there are both.
     """
     rows = rows / "rows.jsonl" if rows.is_dir() else rows
-    tables.check_form(out, rows.parent)
+    tables.check_form(out, RESULTS)
+    if out and out.resolve() == rows.resolve():
+        raise UserError(f"{out} is what is read; give another --out")
     check_picture(plot)
     with sound(f"{rows} holds no comparison", "give the rows.jsonl that `logpast compare` wrote"):
         found = [row for row in ledger.read(rows) if budget in (None, row["comparison"]["budget"])]
@@ -196,25 +203,32 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     figure.savefig(out, dpi=130)
 
 
+def _seconds(row: dict[str, Any]) -> float:
+    """Of training alone: a row's own count has the validation in it, and that some systems do slowly."""
+    return float(row["train_tokens"] / row["comparison"]["tokens_per_second"])
+
+
 def _title(rows: list[dict[str, Any]]) -> str:
-    first, equal = rows[0], rows[0]["comparison"]["budget"]
-    name, unit = ("train_tokens", "training tokens") if equal == "tokens" else ("train_seconds", "seconds of training")
-    spent = {row[name] for row in rows}
-    amount = f"{min(spent):,.0f}" + (f" to {max(spent):,.0f}" if max(spent) > 1.01 * min(spent) else "")
+    first, timed = rows[0], rows[0]["comparison"]["budget"] == "time"
+    spent = [round(_seconds(row), 1) if timed else row["train_tokens"] for row in rows]
+    amount = f"{min(spent):,}" + (f" to {max(spent):,}" if max(spent) > 1.01 * min(spent) else "")
+    unit = "seconds of training" if timed else "training tokens"
     texts = f"{first['train_data']['name']} → {first['test_data']['name']}"
     return f"{texts}; {first['parameters'] / 1e6:.3g}M weights, {amount} {unit}"
 
 
 def _notes(heads: tuple[str, ...], of: Documents) -> list[str]:
-    """What stands in the columns, of those that are there."""
-    all_of_them = f"{len(of.tokens)} documents" if len(of.tokens) else "documents"
-    said = {
-        "ppl_token": f"±: standard deviation over seeds; in brackets: 95 % over {all_of_them}, as of the first seed, "
-        "about the mean",
-        "against": "against: nats per token above the first system's, from the same seeds on the same documents; in "
-        "brackets: 95 % over documents, which says nothing of other seeds",
-        "familiar": f"familiar: {of.familiar.sum()} of {len(of.tokens)} documents, those with at most "
-        f"{100 * UNSEEN:g} % of tokens that the training text never has",
-        "tokens/s": "tokens/s: in training, of the fastest seed",
-    }
-    return [note for word, note in said.items() if any(word in head for head in heads)]
+    """What stands in the columns."""
+    those = f"{len(of.tokens)} documents" if len(of.tokens) else "documents"
+    notes = [f"±: standard deviation over seeds; in brackets: 95 % over {those}, as of the first seed, about the mean"]
+    if any("nats against" in head for head in heads):
+        notes.append(
+            "against: nats per token above the first system's, from the same seeds on the same documents; in "
+            "brackets: 95 % over documents, which says nothing of other seeds"
+        )
+    if of.tell_apart:
+        notes.append(
+            f"familiar: {of.familiar.sum()} of {those}, those with at most {100 * UNSEEN:g} % of tokens that the "
+            "training text never has"
+        )
+    return [*notes, "tokens/s: in training, of the fastest seed"]

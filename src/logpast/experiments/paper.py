@@ -259,14 +259,9 @@ def _columns(series: list[Series]) -> list[Column]:
 
 
 def _gains(one: Series, control: Series, familiar: bool = False) -> dict[int, str]:
-    found = {}
-    for slots in one.points.keys() & control.points.keys():
-        if gain := against(one.points[slots], control.points[slots], one.documents, familiar):
-            text, seeds = gain
-            found[slots] = text + (
-                f" (seed {', '.join(map(str, seeds))})" if len(seeds) < len(one.points[slots]) else ""
-            )
-    return found
+    both = one.points.keys() & control.points.keys()
+    found = {slots: against(one.points[slots], control.points[slots], one.documents, familiar) for slots in both}
+    return {slots: gain for slots, gain in found.items() if gain}
 
 
 def _our_notes(series: list[Series], columns: list[Column]) -> list[str]:

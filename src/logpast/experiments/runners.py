@@ -79,6 +79,8 @@ class Processes:
                 process.stdin.flush()
             told = process.stdout.read()
             code = process.wait()
+            with suppress(BrokenPipeError):  # what it ended too soon to read would be written again
+                process.stdin.close()
         self.running.discard(process)
         self.free.append(place)
         if code == 0:
