@@ -14,8 +14,9 @@ class Diverged(UserError):
 
 def nearest(name: str, known: list[str]) -> str:
     """The end of an error about an unknown name: what may have been meant."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    cased = {each.lower(): each for each in reversed(known)}
+    near = difflib.get_close_matches(name.lower(), cased, n=1)
+    return f"did you mean {cased[near[0]]}?" if near else f"known: {', '.join(known)}"
 
 
 def one_line(error: Exception, before: str = "") -> str:
