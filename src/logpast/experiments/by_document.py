@@ -1,7 +1,8 @@
-"""What rows of the ledger tell of single documents. Rows of earlier versions tell nothing."""
+"""Scores of several seeds, and what rows tell of single documents; those of earlier versions tell nothing of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -38,6 +39,16 @@ def check(scores: Mapping[str, Any]) -> None:
             or "tokens" not in columns
         ):
             raise ValueError("its scores.by_document should have lists of numbers, one of each for each document")
+
+
+def tells(scores: Mapping[str, Any]) -> int:
+    """How much a row tells of single documents: of two rows of a run, the later version's tells more."""
+    return len(scores.get("by_document", {}))
+
+
+def values(seeds: Seeds, name: str) -> list[float]:
+    """A seed each; infinity, for which a ledger has no word, is itself again."""
+    return [math.inf if scores[name] is None else scores[name] for scores in seeds.values()]
 
 
 def documents(*systems: Seeds) -> Documents:

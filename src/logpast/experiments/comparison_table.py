@@ -17,6 +17,8 @@ from logpast.experiments.by_document import (
     check,
     documents,
     familiar_perplexity,
+    tells,
+    values,
     which,
 )
 from logpast.experiments.figures import check_picture
@@ -32,7 +34,7 @@ def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         before = groups.setdefault(system, {}).setdefault(seed, row)
         if before["scores"]["ppl_token"] != row["scores"]["ppl_token"]:
             raise UserError(f"there are two rows of {system}, seed {seed}, with other scores; remove one")
-        groups[system][seed] = max(before, row, key=lambda row: len(row["scores"].get("by_document", {})))
+        groups[system][seed] = max(before, row, key=lambda row: tells(row["scores"]))
     return {system: list(seeds.values()) for system, seeds in groups.items()}
 
 
@@ -130,14 +132,14 @@ def show(
             raise UserError(f"{rows} has no such rows yet; wait for the first system to be trained and scored")
         for row in found:
             check(row["scores"])
-        for what, values in {
+        for what, there in {
             "budgets": {row["comparison"]["budget"] for row in found},
             "training texts": {row["train_data"]["sha256"] for row in found},
             "test texts": {row["test_data"]["sha256"] for row in found},
         }.items():
-            if len(values) > 1:
+            if len(there) > 1:
                 fix = "choose by --budget" if what == "budgets" else "put those of each into a file of their own"
-                raise UserError(f"{rows} has rows of {len(values)} {what}; {fix}")
+                raise UserError(f"{rows} has rows of {len(there)} {what}; {fix}")
         whole, fits = table(found), tables.aligned(short(found))
         draw(found, plot)
     print(fits)
@@ -146,23 +148,18 @@ def show(
     print(f"wrote {plot}")
 
 
-def _values(group: list[dict[str, Any]], name: str) -> list[float]:
-    """A seed each; infinity, for which a ledger has no word, is itself again."""
-    return [math.inf if row["scores"][name] is None else row["scores"][name] for row in group]
-
-
 def _figure(group: list[dict[str, Any]], name: str, digits: int) -> str:
-    text = _spread(_values(group, name), digits)
+    text = _spread(values(_seeds(group), name), digits)
     low, high = _interval(group, name)
     return text + (f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(high) else "")
 
 
 def _interval(group: list[dict[str, Any]], name: str) -> tuple[float, float]:
     """The first seed's, moved to the mean of all; infinite where there is none."""
-    values, bounds = _values(group, name), group[0]["scores"].get("interval", {}).get(name) or [None]
-    if None in bounds or not math.isfinite(sum(values)):
+    found, bounds = values(_seeds(group), name), group[0]["scores"].get("interval", {}).get(name) or [None]
+    if None in bounds or not math.isfinite(sum(found)):
         return math.inf, math.inf
-    low, high = (statistics.mean(values) * bound / values[0] for bound in bounds)
+    low, high = (statistics.mean(found) * bound / found[0] for bound in bounds)
     return low, high
 
 
@@ -176,14 +173,14 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     figure = Figure(figsize=(12, 1.5 + 0.45 * max(6, len(groups))), layout="constrained")
     bars, states = figure.subplots(1, 2)
     for place, (name, group) in enumerate(reversed(groups.items())):
-        values = [value for value in _values(group, "ppl_token") if value < math.inf]
+        finite = [value for value in values(_seeds(group), "ppl_token") if value < math.inf]
         known = list(familiar_perplexity(_seeds(group), of).values()) if of.tell_apart else []
         low, high = _interval(group, "ppl_token")
         if math.isfinite(high):
             bars.plot([low, high], [place, place], color="0.75", linewidth=6, solid_capstyle="butt", zorder=1)
-        for some, colour in ((values, "tab:blue"), (known, "tab:orange")):
+        for some, colour in ((finite, "tab:blue"), (known, "tab:orange")):
             bars.plot(some, [place] * len(some), "o", color=colour, markersize=4, zorder=2)
-        if some := known if of.tell_apart else values:
+        if some := known if of.tell_apart else finite:
             spot = group[0]["comparison"]["state_bytes"] / 2**10, statistics.mean(some)
             states.plot(*spot, "o", color="tab:orange" if of.tell_apart else "tab:blue")
             states.annotate(name, spot, textcoords="offset points", xytext=(5, 4 - 14 * (place % 2)), fontsize=8)

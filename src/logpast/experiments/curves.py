@@ -14,6 +14,7 @@ from logpast.errors import UserError
 from logpast.experiments.figures import check_picture
 from logpast.experiments.ledger import sound
 from logpast.experiments.tables import Table, aligned
+from logpast.metrics import perplexity
 from logpast.training.log import read_log
 
 Points = dict[int, float]  # step -> nats per token
@@ -61,7 +62,7 @@ def curves(logs: list[str], plot: Path = Path("curves.png"), x: Literal["tokens"
         best = min(curve.validation, key=lambda step: curve.validation[step], default=None)
         rows.append([
             curve.name, f"{max(curve.training):,}", f"{max(curve.tokens.values()):,.0f}", f"{np.mean(last):.4f}",
-            *([f"{math.exp(curve.validation[best]):.3f}", f"{best:,}"] if best else ["", ""]),
+            *([f"{perplexity(curve.validation[best], 1):.3f}", f"{best:,}"] if best else ["", ""]),
         ])  # fmt: skip
     note = "loss: of training, the mean of the last tenth that was logged; validation: the best"
     print(aligned(Table(["run", "steps", "tokens", "loss", "validation ppl", "at step"], rows, notes=[note])))

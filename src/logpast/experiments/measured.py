@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from logpast.errors import UserError
 from logpast.experiments import printed
-from logpast.experiments.by_document import Documents, check, documents, familiar_perplexity
+from logpast.experiments.by_document import Documents, check, documents, familiar_perplexity, tells, values
 from logpast.experiments.ledger import hash_of, sound
 from logpast.experiments.results import Entry, read
 from logpast.filters import PAPER_SPACING
@@ -31,11 +30,10 @@ class Series(NamedTuple):
     """L -> seed -> scores"""
 
     def values(self, slots: int, measure: Measure) -> list[float]:
-        """A seed each, where it is known; infinity, for which a ledger has no word, is itself again."""
+        """A seed each, where it is known."""
         if measure == "ppl_familiar":
             return list(familiar_perplexity(self.points[slots], self.documents).values())
-        found = [scores[measure] for scores in self.points[slots].values()]
-        return [math.inf if value is None else value for value in found]
+        return values(self.points[slots], measure)
 
     @property
     def documents(self) -> Documents:
@@ -86,12 +84,7 @@ def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
             f"{entry.file}.jsonl, run {entry.get('run')!r}: another row has other scores for the same recipe "
             f"(L = {slots}, {name}, seed {seed}) and text; remove one of the two"
         )
-    seeds[seed] = max(before, scores, key=_told)
-
-
-def _told(scores: dict[str, Any]) -> int:
-    """How much a row tells of single documents: later versions tell more."""
-    return len(scores.get("by_document", {}))
+    seeds[seed] = max(before, scores, key=tells)
 
 
 def _told_apart(series: Series, all_series: list[Series]) -> Series:
