@@ -72,7 +72,7 @@ def test_a_word_alone_lists_its_verbs(words: list[str], capsys: pytest.CaptureFi
 def test_unknown_words_get_the_nearest_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "did you mean train" in error_of(capsys, "trian")
     assert "unknown verb 'paper tabel1'; did you mean table1?" in error_of(capsys, "paper", "tabel1")
-    assert "unknown verb 'paper tablea1'; did you mean tableA1?" in error_of(capsys, "paper", "tablea1")
+    assert "unknown verb 'paper TABELA1'; did you mean tableA1?" in error_of(capsys, "paper", "TABELA1")
     assert "unknown verb 'paper nope'; known: fig1, figA1, " in error_of(capsys, "paper", "nope")
     assert "unknown verb 'resluts'; did you mean results" in error_of(capsys, "resluts", "pages")
     assert "did you mean --checkpoint" in error_of(capsys, "eval", "--chekpoint", "x", "--data", "y")
