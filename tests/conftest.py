@@ -1,6 +1,7 @@
 """Small real parts that many tests share: a text, its token store, a config to train on it in seconds."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,13 @@ def _one_thread() -> None:
     """For each process, those that tests start included: how a sum is shared out among threads shows in its bits."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _can_be_interrupted() -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
