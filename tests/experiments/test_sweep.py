@@ -200,7 +200,7 @@ def start(page: Path, *words: str) -> "subprocess.Popen[str]":
 
 def until(process: "subprocess.Popen[str]", met: Callable[[], Any]) -> None:
     """Wait for something that a running sweep brings about."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not met():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < end
