@@ -16,6 +16,7 @@ from torch import Tensor
 from logpast.data import TokenStore
 from logpast.data.windows import Segments
 from logpast.experiments import comparison
+from logpast.experiments.cell import run_cell
 from logpast.experiments.evaluation import evaluate
 from logpast.filters import FilterBank
 from logpast.generation import generate
@@ -128,6 +129,14 @@ def test_nothing_is_collected_during_a_capture() -> None:
     assert collecting == [True, True, True, False]
     assert gc.isenabled()
     assert total.tolist() == [15] * 3
+
+
+def test_the_peak_is_this_runs_own(train_config: TrainConfig, books: Path) -> None:
+    """An earlier run is a cycle of objects, which stays until garbage is collected: a search's were counted."""
+    left = [torch.empty(2**30, dtype=torch.uint8, device="cuda")]
+    left.append(left)  # type: ignore[arg-type]
+    del left
+    assert run_cell(replace(train_config, accelerator="cuda"), str(books))["peak_bytes"] < 2**30
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

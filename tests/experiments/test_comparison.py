@@ -2,11 +2,13 @@
 
 import copy
 import errno
+import gc
 import json
 import math
 import os
 import re
 import shutil
+import weakref
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from logpast import files
 from logpast.cli import main
 from logpast.data import TokenStore, open_tokens
 from logpast.errors import Diverged, UserError
-from logpast.experiments import comparison, comparison_table, ledger
+from logpast.experiments import cell, comparison, comparison_table, ledger
 from logpast.experiments.comparison import compare
 from logpast.files import alone, write_whole
 from logpast.models import SYSTEMS
@@ -541,3 +543,27 @@ def test_recipes_have_every_system_at_equal_size(recipe: str) -> None:
     found = comparison._contestants(plan, store)
     for each in found:
         assert abs(each.parameters / found[0].parameters - 1) < 0.02
+
+
+def test_what_an_earlier_run_left_is_gone_when_memory_is_watched(
+    train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is a cycle of objects, which stays, on a GPU, until garbage is collected: the search's were counted."""
+    left = type("Left", (), {})()
+    left.itself = left
+    gone = weakref.ref(left)
+    del left
+    seen = []
+
+    def watched(config: TrainConfig) -> None:
+        seen.append(gone())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cell, "train", watched)
+    gc.disable()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cell.run_cell(train_config, "kjv:test")
+    finally:
+        gc.enable()
+    assert seen == [None]

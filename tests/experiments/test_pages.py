@@ -81,7 +81,7 @@ def test_single_values() -> None:
         ("a\nb <!-- results: demo-txt -->x<!-- end -->", "page, line 2: unknown view .*did you mean demo-text"),
         (
             "b <!-- results: train_gpu:nothing:, -->x<!-- end -->",
-            "line 1: train_gpu.json has no 'nothing'; known: what",
+            "line 1: train_gpu has no 'nothing'; known: what",
         ),
         ("b <!-- results: train_gpu:what:.2f -->x<!-- end -->", "cannot be written as '.2f': .*; change the mark"),
         ("b <!-- results: no_file:what: -->x<!-- end -->", "page, line 1: .* needs .*no_file.json, which is not there"),

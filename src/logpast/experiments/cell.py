@@ -8,6 +8,7 @@ stays open: where it ends, the sweep has died, and the cell saves and ends too. 
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import signal
@@ -66,7 +67,9 @@ def tokens_per_second(run: Path) -> float:
 
 def _forget_peak() -> None:
     """Begin to watch how much memory is used at most: a GPU's, or this process's (on Linux)."""
+    gc.collect()  # an earlier run of this process is a cycle of objects, and would be counted
     if torch.cuda.is_available():
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         return
     with suppress(OSError):

@@ -10,7 +10,6 @@ goes on where it stopped. Of finished runs, weights are kept and optimizer state
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import math
@@ -385,9 +384,6 @@ def _run_cell(
     }
     keep_weights_alone(run)  # before the row, for a cell that has one is not looked at again
     ledger.append(out / "rows.jsonl", entry)
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _rows(plan: Recipe, texts: dict[str, str], out: Path, budget: Budget) -> list[dict[str, Any]]:

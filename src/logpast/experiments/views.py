@@ -14,10 +14,21 @@ from logpast.experiments import comparison_table, ledger, paper, printed
 from logpast.experiments.tables import Table, markdown
 
 View = Callable[[Path], str]  # from results/ to what stands on a page
+COMPARISONS = ("rivals-toy", "rivals-pg19", "rivals-pg19-time", "rivals-wiki", "rivals-pg19-pilot")
 
 
 def read_table(results: Path, file: str) -> dict[str, Any]:
-    """A benchmark's table, as its file has it."""
+    """A benchmark's table, as its file has it; a comparison's, system -> column -> the figure before any spread."""
+    if file in COMPARISONS:
+        heads, lines, *_ = comparison_table.table(_rows(results, file))
+        return {
+            line[0]: {
+                head: float(text.split()[0].replace(",", ""))
+                for head, text in zip(heads[2:], line[2:], strict=True)
+                if text
+            }
+            for line in lines
+        }
     place = results / f"{file}.json"
     with ledger.sound(f"{place} is not a table of results"):
         found: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
@@ -187,6 +198,13 @@ def _comparison(name: str) -> View:
     return lambda results: markdown(comparison_table.table(_rows(results, name)))
 
 
+def _speeds(results: Path) -> str:
+    speed = {system: figures["tokens/s"] for system, figures in read_table(results, "rivals-pg19").items()}
+    return " and ".join(
+        f"{speed[system] / speed['plain window']:.2f}" for system in ("Transformer-XL", "Compressive Transformer")
+    )
+
+
 def _rows(results: Path, name: str) -> list[dict[str, Any]]:
     if rows := ledger.read(results / f"{name}.jsonl"):
         return rows
@@ -240,8 +258,9 @@ VIEWS: dict[str, View] = {
     "memory-gpu": _memory_gpu,
     "score-gpu": _score_gpu,
     "fast-step": _fast_step,
-    **{name: _comparison(name) for name in ("rivals-toy", "rivals-pg19", "rivals-pg19-pilot")},
+    **{name: _comparison(name) for name in COMPARISONS},
     "rivals-pg19-short": lambda results: markdown(comparison_table.short(_rows(results, "rivals-pg19"))),
+    "rivals-pg19-speeds": _speeds,
     "paper-best": _paper_best,
     "paper-all-counted": _paper_all_counted,
     "paper-line-ends": _paper_line_ends,
