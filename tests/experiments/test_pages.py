@@ -73,6 +73,7 @@ def test_line_breaks_are_free_in_a_sentence_and_not_in_a_table() -> None:
 
 def test_single_values() -> None:
     assert ">19,752,673<" in fill("a <!-- results: train_gpu:data.tokens:, -->?<!-- end -->", RESULTS, "page")
+    assert ">89.7<" in fill("a <!-- results: rivals-pg19:delta.ppl_token:.1f -->?<!-- end -->", RESULTS, "page")
 
 
 @pytest.mark.parametrize(
