@@ -79,13 +79,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number of each line, and its row."""
-    with sound(f"{path} is not a ledger", "give a file of rows, .jsonl"):
+    fix = "mend or remove it, or give a file of rows (.jsonl)"
+    with sound(f"{path} is not a ledger", fix):
         text = path.read_text(encoding="utf-8")
     for number, line in enumerate(text.split("\n"), 1):
         if line:
-            with sound(
-                f"{path}, line {number} is not a row", "mend the line or take it out, or give a file of rows, .jsonl"
-            ):
+            with sound(f"{path}, line {number} is not a row", fix):
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     raise TypeError("it should be {…}")
