@@ -5,7 +5,6 @@ so a run that was killed and resumed is, on a CPU, the run left alone, to the bi
 from __future__ import annotations
 
 import math
-import shutil
 import signal
 import threading
 import time
@@ -13,35 +12,26 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from logpast.data import TokenStore, is_store, open_tokens
 from logpast.data.windows import Batch, Batches, Lanes, Segments
 from logpast.environment import describe, revision
 from logpast.errors import Diverged, UserError
-from logpast.files import remove, sweep, whole_or_absent
 from logpast.memory import HAS_TRITON
 from logpast.metrics import perplexity
 from logpast.models import Recurrent, State, build
 from logpast.progress import Meter, meter
 from logpast.replay import Replay
 from logpast.scoring import score
-from logpast.training.checkpoint import (
-    Checkpoint,
-    checkpoint_path,
-    find_checkpoint,
-    save_checkpoint,
-    sorted_checkpoints,
-    step_of,
-)
+from logpast.training.checkpoint import save_checkpoint
 from logpast.training.compiled import compiled, done_with
-from logpast.training.config import DataConfig, TrainConfig, recipe
+from logpast.training.config import DataConfig, TrainConfig
+from logpast.training.folder import enter_run, find_resumption
 from logpast.training.log import Log
 from logpast.training.optimizer import build_optimizer, learning_rate, set_rate
 
@@ -90,7 +80,7 @@ class Run:
         self.leads = fabric.global_rank == 0
         with fabric.rank_zero_first():
             store, self.validation = open_data(config.data)
-            resumed = _find_resumption(config, store)
+            resumed = find_resumption(config, store)
         torch.manual_seed(config.seed)
         bare = build(config.model, store.tokenizer.size)
         if resumed:
@@ -135,7 +125,7 @@ class Run:
         self.clock = time.monotonic() - self.state["seconds"]  # as if the run had gone on without a break
         self.marked = time.monotonic(), int(self.seen)
         if self.leads:
-            _enter_run(self.config, resumed)
+            enter_run(self.config, resumed)
         fabric.barrier()
         self.log = Log(config.run, config.tensorboard, self.done) if self.leads else Log()
         self.norm = torch.zeros(())
@@ -350,66 +340,6 @@ def open_data(data: DataConfig) -> tuple[TokenStore, TokenStore | None]:
     """Training and validation tokens, both of the training text's tokenizer."""
     train_store = open_tokens(data.train, None if is_store(data.train) else data.tokenizer)
     return train_store, open_tokens(data.validation, train_store.path) if data.validation else None
-
-
-def _find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | None:
-    """The checkpoint to go on from, if that is what the config asks for; refuses what would overwrite a run."""
-    run, found = config.run, None
-    if run.exists() and not run.is_dir():
-        raise UserError(f"{run} is a file; give another --run folder")
-    taken = run.exists() and any(run.iterdir())
-    if config.resume is True or config.resume == "auto":
-        if sorted_checkpoints(run):
-            found = find_checkpoint(run, "latest")
-        elif taken and not _is_beginning_of(config):
-            raise UserError(f"{run} holds something else than the beginning of this run; give another --run folder")
-    elif config.resume is not False:
-        found = find_checkpoint(Path(config.resume), "latest")
-        later = [c for c in sorted_checkpoints(run) if step_of(c) > found.step]
-        if taken and (later or run.resolve() != found.path.resolve().parents[1]):
-            raise UserError(f"{run} holds another run, or a later part of this one; give another --run folder")
-    elif taken:
-        raise UserError(f"{run} exists already; go on with it by --resume auto, or give another --run folder")
-    if found is None:
-        return None
-    ours, theirs = recipe(config), recipe(found.config)
-    ours["model"] |= {"vocabulary": config.model.vocabulary or theirs["model"]["vocabulary"]}
-    for name, value in ours.items():
-        if value != theirs[name]:
-            raise UserError(
-                f"cannot resume {found.path}: it was run with {name}={theirs[name]}, now it is {value}; "
-                f"change that back, or work in another folder"
-            )
-    if found.state["data"]["sha256"] != store.identity["sha256"]:
-        raise UserError(f"cannot resume {found.path}: {store.name} holds other tokens than it was trained on")
-    return found
-
-
-def _is_beginning_of(config: TrainConfig) -> bool:
-    """Whether the run's folder is what the same run leaves if it is killed before its first checkpoint."""
-    try:
-        theirs = TrainConfig.from_dict(yaml.safe_load((config.run / "config.yaml").read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return False
-    model = replace(theirs.model, vocabulary=config.model.vocabulary)
-    return recipe(replace(theirs, model=model)) == recipe(config)
-
-
-def _enter_run(config: TrainConfig, resumed: Checkpoint | None) -> None:
-    """Make the run's folder, or clear from it what a killed run left behind; bring a resumed run's best along."""
-    config.run.mkdir(parents=True, exist_ok=True)
-    sweep(config.run / "checkpoints")
-    for folder in sorted_checkpoints(config.run):
-        if resumed is None or step_of(folder) > resumed.step:  # later than where we go on: it was found damaged
-            remove(folder)
-    if resumed and resumed.state["best"]:
-        best = checkpoint_path(config.run, resumed.state["best"]["step"])
-        source = resumed.path.with_name(best.name)
-        if source.exists() and not best.exists():
-            with whole_or_absent(best) as folder:
-                shutil.copytree(source, folder, dirs_exist_ok=True)
-    text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
-    (config.run / "config.yaml").write_text(text, encoding="utf-8")
 
 
 @contextmanager

@@ -1,0 +1,75 @@
+"""The folder of a run: what may be begun or gone on with in it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from logpast.data import TokenStore
+from logpast.errors import UserError
+from logpast.files import remove, sweep, whole_or_absent
+from logpast.training.checkpoint import Checkpoint, checkpoint_path, find_checkpoint, sorted_checkpoints, step_of
+from logpast.training.config import TrainConfig, recipe
+
+
+def find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | None:
+    """The checkpoint to go on from, if that is what the config asks for; refuses what would overwrite a run."""
+    run, found = config.run, None
+    if run.exists() and not run.is_dir():
+        raise UserError(f"{run} is a file; give another --run folder")
+    taken = run.exists() and any(run.iterdir())
+    if config.resume is True or config.resume == "auto":
+        if sorted_checkpoints(run):
+            found = find_checkpoint(run, "latest")
+        elif taken and not _is_beginning_of(config):
+            raise UserError(f"{run} holds something else than the beginning of this run; give another --run folder")
+    elif config.resume is not False:
+        found = find_checkpoint(Path(config.resume), "latest")
+        later = [c for c in sorted_checkpoints(run) if step_of(c) > found.step]
+        if taken and (later or run.resolve() != found.path.resolve().parents[1]):
+            raise UserError(f"{run} holds another run, or a later part of this one; give another --run folder")
+    elif taken:
+        raise UserError(f"{run} exists already; go on with it by --resume auto, or give another --run folder")
+    if found is None:
+        return None
+    ours, theirs = recipe(config), recipe(found.config)
+    ours["model"] |= {"vocabulary": config.model.vocabulary or theirs["model"]["vocabulary"]}
+    for name, value in ours.items():
+        if value != theirs[name]:
+            raise UserError(
+                f"cannot resume {found.path}: it was run with {name}={theirs[name]}, now it is {value}; "
+                f"change that back, or work in another folder"
+            )
+    if found.state["data"]["sha256"] != store.identity["sha256"]:
+        raise UserError(f"cannot resume {found.path}: {store.name} holds other tokens than it was trained on")
+    return found
+
+
+def _is_beginning_of(config: TrainConfig) -> bool:
+    """Whether the run's folder is what the same run leaves if it is killed before its first checkpoint."""
+    try:
+        theirs = TrainConfig.from_dict(yaml.safe_load((config.run / "config.yaml").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return False
+    model = replace(theirs.model, vocabulary=config.model.vocabulary)
+    return recipe(replace(theirs, model=model)) == recipe(config)
+
+
+def enter_run(config: TrainConfig, resumed: Checkpoint | None) -> None:
+    """Make the run's folder, or clear from it what a killed run left behind; bring a resumed run's best along."""
+    config.run.mkdir(parents=True, exist_ok=True)
+    sweep(config.run / "checkpoints")
+    for folder in sorted_checkpoints(config.run):
+        if resumed is None or step_of(folder) > resumed.step:  # later than where we go on: it was found damaged
+            remove(folder)
+    if resumed and resumed.state["best"]:
+        best = checkpoint_path(config.run, resumed.state["best"]["step"])
+        source = resumed.path.with_name(best.name)
+        if source.exists() and not best.exists():
+            with whole_or_absent(best) as folder:
+                shutil.copytree(source, folder, dirs_exist_ok=True)
+    text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+    (config.run / "config.yaml").write_text(text, encoding="utf-8")
