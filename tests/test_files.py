@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from logpast.errors import UserError
-from logpast.files import write_whole
+from logpast.files import whole_or_absent, write_whole
 
 
 def test_a_file_is_replaced_in_one_step(tmp_path: Path) -> None:
@@ -25,3 +25,10 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="choose another place"):
         write_whole(tmp_path / "file", "new")
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_whoever_may_read_one_file_of_a_folder_may_read_all(tmp_path: Path) -> None:
+    with whole_or_absent(tmp_path / "made") as folder:
+        (folder / "open").touch()
+        (folder / "closed").touch(0o600)  # as safetensors leaves its files
+    assert len({(tmp_path / "made" / name).stat().st_mode for name in ("open", "closed")}) == 1

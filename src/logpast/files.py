@@ -24,7 +24,10 @@ def whole_or_absent(place: Path) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True)
         yield folder
+        mode = folder.stat().st_mode & 0o666  # some libraries write files that only their owner may read
         for path in [*folder.rglob("*"), folder]:
+            if path.is_file():
+                path.chmod(mode)
             sync(path)
         os.rename(folder, place)
         sync(place.parent)

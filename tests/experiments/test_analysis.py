@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from logpast.cli import main
 from logpast.data import TokenStore, open_tokens, prepare
 from logpast.data.preparation import is_prepared
+from logpast.experiments import analysis_page
 from logpast.experiments.analysis import analyze
 from logpast.experiments.evaluation import evaluate
 from logpast.models import LogMemoryConfig, LogMemoryTransformer, ModelConfig, RecentConfig, TransformerXLConfig
@@ -236,7 +237,29 @@ def test_what_does_not_apply_is_said(
     assert page.count("Does not apply") == PLOTS - plots
     assert why in page
     assert sum(result["position"]["each"]["tokens"]) == len(store)
-    assert result["last_seen"]["where"]["kinds"][-2:] == ["before the window", "never before"]
+    kinds = result["last_seen"]["where"]["kinds"]  # the control's 16 tokens before the window are not this model's
+    assert kinds == [
+        "in the window", "before it, in the control's sight alone (to lag 16)", "farther back", "never before",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lowest", "told"),
+    [
+        (
+            [1, 1, 1, 0],
+            "…, what lies beyond lag 2 still +0.5020 [+0.4020, +0.6020].",
+        ),
+        ([1, 1, 0, 0], "…, what lies beyond lag 1 still +0.5010 [+0.4010, +0.6010], beyond lag 2 no more than chance."),
+        ([1, 0, 1, 0], "Cutting off all of it costs +0.5000 [+0.4000, +0.6000], beyond lag 1 no more than chance."),
+        ([0, 1, 1, 0], "Cutting off all of it raises the loss by no more than chance."),
+    ],
+)
+def test_how_far_back_ends_with_the_first_lag_that_is_chance(lowest: list[int], told: str) -> None:
+    increase = [0.5 + lag / 1000 for lag in range(4)]
+    intervals = [[value - 0.1 if real else -0.1, value + 0.1] for value, real in zip(increase, lowest, strict=True)]
+    part = {"lag": [0, 1, 2, 4], "cut": {"increase": increase, "interval": intervals}}
+    assert analysis_page._told_apart(part, "cut").endswith(told.lstrip("…"))
 
 
 def test_the_page_has_every_plot_and_is_drawn_again_without_the_model(

@@ -351,6 +351,7 @@ def with_documents(system: str, seed: int, nats: list[float], unseen: list[int])
     documents = {"nats": nats, "tokens": [100, 100, 200], "unseen": unseen}
     return {
         "seed": seed, "parameters": 9, "train_tokens": 9, "train_seconds": 3.0, "train_data": TRAIN, "test_data": TEST,
+        "recipe": {"steps": 5, "seed": seed},
         "comparison": cell | {"system": system, "budget": "tokens", "learning_rate": 0.1},
         "scores": {"ppl_token": 20.0, "ppl_word": 30.0, "bits_per_byte": 1.5, "by_document": documents},
     }  # fmt: skip
@@ -367,7 +368,7 @@ def test_documents_unlike_the_training_text_are_told_apart(
     heads, lines, *_ = comparison_table.table(rows)
     line = dict(zip(heads, lines[1], strict=True))
     assert line["nats against a"].startswith("-1.8750 ")
-    assert line["familiar nats against a"] == "+0.1667 [+0.1000, +0.2000]"
+    assert line["familiar nats against a"] == "+0.1667 ± 0.0000 [+0.1000, +0.2000]"
     assert line["familiar ppl_token"] == f"{math.exp(350 / 300):.2f} ± 0.00"
     assert line["tokens/s"] == "10"  # the faster seed's
 
@@ -399,7 +400,7 @@ def test_documents_unlike_the_training_text_are_told_apart(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "no such rows yet"),
+        ("", "has no rows; wait"),
         ('{"scores": {"ppl_token": 3}}\n', "holds no comparison"),
         ("not JSON", "rows.jsonl"),
     ],
@@ -458,6 +459,25 @@ def test_of_both_budgets_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "training s" in shown
     assert "\nb " in shown
     assert "\na " not in shown
+
+
+def test_seeds_of_two_recipes_are_not_averaged(tmp_path: Path) -> None:
+    rows = [with_documents("a", seed, [1.0, 2.0, 3.0], [0, 0, 0]) for seed in (0, 1)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    comparison_table.show(tmp_path, tmp_path / "p.png")
+    rows[1]["recipe"]["steps"] = 6
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="rows of a differ in more than their seeds; put those"):
+        comparison_table.show(tmp_path, tmp_path / "p.png")
+
+
+def test_differences_have_the_spread_of_seeds() -> None:
+    """Two seeds that disagree, while each alone is sure of all documents."""
+    nats = [100.0, 100.0, 200.0]
+    rows = [with_documents("a", seed, nats, [0, 0, 0]) for seed in (0, 1)]
+    rows += [with_documents("b", seed, [n * share for n in nats], [0, 0, 0]) for seed, share in ((0, 1.1), (1, 0.8))]
+    found = comparison_table.table(rows)
+    assert found.rows[1][list(found.heads).index("nats against a")] == "-0.0500 ± 0.2121 [-0.0500, -0.0500]"
 
 
 def test_systems_that_gave_something_no_chance(tmp_path: Path) -> None:

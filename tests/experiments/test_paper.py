@@ -172,7 +172,7 @@ def test_tables_in_three_forms(tmp_path: Path, ledger: Path, capsys: pytest.Capt
     with (tmp_path / "a1.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert rows[-1]["k = 200"] == "16.76/23.56"
-    assert rows[0]["ours delta¹"] == "40.50/81.00 (2 seeds)"
+    assert rows[0]["ours delta¹"] == "40.50 ± 0.71/81.00 ± 1.41 (2 seeds)"
     assert rows[1]["ours delta¹"] == ""
     paper.table_a2(tmp_path / "a2.json", ledger)
     assert json.loads((tmp_path / "a2.json").read_text())["rows"][10]["k = 200"] == "17.82/79.40"
@@ -199,7 +199,8 @@ def test_a_memory_stands_beside_the_control_of_its_length_and_seed(tmp_path: Pat
     append(tmp_path / "s.jsonl", with_documents(row(53, 200, 1, 39.0), [700.0, 390.0, 788.0]))
     table = paper.table_a1(results=tmp_path)
     lines = {line[0]: dict(zip(table.heads, line, strict=True)) for line in table.rows}
-    assert lines["53"]["ours delta¹"] == "40.00/80.00/54.60 (2 seeds)"  # e^(1200 / 300), of the two familiar ones
+    # e^(1200 / 300), of the two familiar ones
+    assert lines["53"]["ours delta¹"] == "40.00 ± 0.00/80.00 ± 0.00/54.60 ± 0.00 (2 seeds)"
     assert lines["53"]["ours k = 200¹"] == "39.00/78.00/50.74"
     assert lines["53"]["ours k = 200 − delta¹"].startswith("+0.9450 [")
     assert lines["53"]["ours k = 200 − delta¹, familiar"] == "-0.0733 [-0.1000, -0.0600]"

@@ -173,7 +173,7 @@ def test_groups_are_documents_or_blocks_of_whole_windows() -> None:
     assert what == "20 documents"
     assert groups.tolist() == [i for i in range(20) for _ in range((3, 5)[i % 2])]
     groups, what = probes.groups_of(store, 70, 4)  # 18 documents
-    assert what == "18 blocks of 4 tokens"
+    assert what == "18 blocks of 4 tokens in 18 documents, which says nothing of others"
     groups, what = probes.groups_of(store_of(1030), 1030, 4)
-    assert what == "43 blocks of 24 tokens"
+    assert what == "43 blocks of 24 tokens in 1 document, which says nothing of others"
     assert groups.tolist() == [i // 24 for i in range(1030)]

@@ -27,9 +27,9 @@ def test_every_row_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
             assert sum(line.startswith(f"{name} ") for line in lines) == len(path.read_text().splitlines())
         else:
             assert any(line.startswith(f"{name}.json: ") for line in lines)
-    assert lines[0].split()[:6] == ["file", "run", "system", "L", "k", "corpus"]
+    assert lines[0].split()[:6] == ["file", "run", "system", "window", "L", "k"]
     line = next(line.split() for line in lines if line.split()[:2] == ["demo-text", "log_memory-0"])
-    assert " ".join(line[2:]) == "log_memory 33 100 kjv 1,228,788 0 38.96 262.3 1.5121 1d4c68c"
+    assert " ".join(line[2:]) == "log_memory 16 33 100 kjv 1,228,788 0 38.96 262.3 1.5121 1d4c68c"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +173,17 @@ def test_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = [row["scores"]["bits_per_byte"] for row in rows if row["recipe"]["model"]["system"] == "recent"]
     assert means["recent"] == [[33, pytest.approx(sum(values) / 5)]]
     assert set(means) == {"log_memory", "recent"}
+
+
+def test_lines_are_of_models_that_are_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain window and full attention are both without slots; no line has both."""
+    import matplotlib.figure
+
+    drawn: list[matplotlib.figure.Figure] = []
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    results(["file=rivals-wiki", "system=recent"], HERE, plot=tmp_path / "q.png")
+    labels = [line.get_label() for line in drawn[0].axes[0].lines if line.get_linestyle() == "-"]
+    assert labels == ["window = 1024", "window = 256"]
 
 
 def test_reading_does_not_wait_for_torch() -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 import yaml
 
 from logpast.cli import main
-from logpast.data import TokenStore
+from logpast.data import TokenStore, open_tokens, prepare
 from logpast.errors import UserError
 from logpast.experiments import cell as cells_module
 from logpast.experiments import ledger, runners
@@ -366,7 +367,9 @@ class Pretended:
             self.pending.append(future)
         else:
             scores = {"ppl_token": 2.0, "bits_per_byte": 1.0}
-            future.set_result({"seconds": self.seconds, "train_tokens": 1, "scores": scores})
+            text = open_tokens(job["config"]["data"]["train"], None).identity
+            texts = {"train_data": text, "test_data": open_tokens(job["test"], None).identity}
+            future.set_result({"seconds": self.seconds, "train_tokens": 1, "scores": scores} | texts)
         return future
 
     def stop(self) -> None:
@@ -409,12 +412,41 @@ def test_finished_cells_are_not_run_again(page: Changed, pretend: Callable[..., 
         sweep(page(), out)
 
 
-WHOLE = {"sweep": {"cell": "x", "key": "y"}, "scores": {"ppl_token": 2.0, "bits_per_byte": None}}
+def test_another_text_under_the_same_name_is_told(
+    page: Changed, pretend: Callable[..., Pretended], store: TokenStore, books: Path
+) -> None:
+    """Finished cells were scored on the one, the rest would be on the other."""
+    place, own = page().parent, {}
+    for part in ("train", "test"):
+        shutil.copytree(str(store.path), own.setdefault(part, place / part))
+    out, settings = place / "out", {"data": {"train": str(own["train"]), "validation": None}}
+    pretend()
+    sweep(page(grids=[{"model.slots": [5]}], set=settings, test=str(own["test"])), out)
+    for part, text in own.items():
+        kept = text.rename(place / "kept")
+        prepare([str(books / "1.txt")], text, tokenizer=str(store.path), workers=1)
+        runner = pretend()
+        with pytest.raises(UserError, match=f"{part}.* is another text than when slots5-seed0 was finished; bring"):
+            sweep(page(grids=[{"model.slots": [5, 9]}], set=settings, test=str(own["test"])), out)
+        assert not runner.begun
+        shutil.rmtree(text)
+        kept.rename(text)
+    assert len(sweep(page(grids=[{"model.slots": [5, 9]}], set=settings, test=str(own["test"])), out)) == 2
+
+
+WHOLE = {
+    "sweep": {"cell": "x", "key": "y"}, "scores": {"ppl_token": 2.0, "bits_per_byte": None},
+    "train_data": {"sha256": "1"}, "test_data": {"sha256": "2"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "part", [{"sweep": 3}, {"sweep": {"cell": "x"}}, {"scores": None}, {"scores": {"ppl_token": 2.0}}, {"seconds": "1"}]
-)
+    "part",
+    [
+        {"sweep": 3}, {"sweep": {"cell": "x"}}, {"scores": None}, {"scores": {"ppl_token": 2.0}}, {"seconds": "1"},
+        {"test_data": None}, {"train_data": {}},
+    ],
+)  # fmt: skip
 def test_damaged_rows_are_told_before_work(
     part: dict[str, Any], page: Changed, pretend: Callable[..., Pretended]
 ) -> None:

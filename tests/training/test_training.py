@@ -574,6 +574,10 @@ def test_the_last_record_is_found_from_the_end(tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "loss": 1 / step}) for step in range(1, 500)]
     (tmp_path / "log.jsonl").write_text("\n".join([*lines, '{"step": 499, "validation_loss": 2}', '{"step": 500, "lo']))
     assert last_record(tmp_path) == {"step": 499, "loss": 1 / 499}
+    assert len(read_log(tmp_path)) == 500  # all but what a kill has cut off
+    (tmp_path / "log.jsonl").write_text("\n".join([*lines[:9], '{"step": 10, "lo', *lines[10:]]))
+    with pytest.raises(UserError, match=r"log.jsonl, line 10 is damaged: .*; mend or remove it"):
+        read_log(tmp_path)
 
 
 def test_on_a_cpu_batches_are_made_by_the_thread_that_trains(train_config: TrainConfig) -> None:

@@ -272,7 +272,10 @@ def _whereabouts(seen: Kinds, model: LanguageModel, rival: Rival | None) -> tupl
     if model.history:
         edges.append(model.history + 1)
         names.append(f"before it, in the model's history (to lag {model.history:,})")
-    names += ["farther back" if model.history else "before the window", "never before"]
+    if near > model.history:
+        edges.append(near + 1)
+        names.append(f"before it, in the control's sight alone (to lag {near:,})")
+    names += ["farther back" if len(names) > 1 else "before the window", "never before"]
     kinds = np.searchsorted(edges, seen, side="right") - 1
     return np.where(seen == NEVER, len(names) - 1, kinds), names
 

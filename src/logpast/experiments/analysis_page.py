@@ -159,15 +159,18 @@ def _slots(part: Part, model: Part) -> str:
     axis.set(xscale="log", xlabel="lag at which the slot peaks (tokens)", ylabel="increase, nats per token")
     _plain_log(axis, part["lag"][-1])
     most = max(range(len(part["increase"])), key=lambda i: part["increase"][i])
-    told = sum(interval is not None and interval[0] > 0 for interval in part["interval"])
+    known = [interval for interval in part["interval"] if interval is not None]
+    rise, fall = sum(low > 0 for low, _ in known), sum(high < 0 for _, high in known)
     norm = ", after the memory's LayerNorm," if model["system"] == "log_memory" else ""
     return _section(
         title,
         figure,
         f"One slot at a time is set to a zero vector in the sequence{norm} while its position embedding stays, and "
-        f"{part['tokens']:,} tokens are scored again: by how much their loss rises. The slot with its peak at lag "
-        f"{part['lag'][most]:,.4g} matters most ({_signed_one(part['increase'][most], part['interval'][most])}); "
-        f"{told} of {len(part['lag'])} slots raise the loss by more than chance. All slots set to zero: "
+        f"the first {part['tokens']:,} tokens are scored again: by how much their loss rises. The slot with its peak "
+        f"at lag {part['lag'][most]:,.4g} matters most "
+        f"({_signed_one(part['increase'][most], part['interval'][most])}); "
+        f"of {len(part['lag'])} slots {rise} raise the loss and {fall} lower it by an interval that leaves out zero, "
+        f"as {0.05 * len(part['lag']):.0f} would by chance. All slots set to zero: "
         f"{_signed_one(part['all']['increase'], part['all']['interval'])} nats per token. A model is not trained to "
         "miss a slot, and neighbouring slots hold much the same: a small rise does not say that a stretch of the past "
         f"is worth nothing. Intervals: {part['intervals']}.",
@@ -192,7 +195,7 @@ def _lags(part: Part, model: Part) -> str:
         title,
         figure,
         f"The {model['history']:,} tokens before each window are left as they are up to lag d; those farther back are "
-        "taken away (no token: a zero vector) or put into random order, and the loss of "
+        "taken away (no token: a zero vector) or put into random order, and the loss of the first "
         f"{part['tokens']:,} tokens rises by so much. At d = 0 all of the past is changed. {' '.join(sentences)} Cut "
         "off, slots that look beyond d are empty, which a model knows only from the first windows of a stream. "
         "Shuffled, they hold the same words in no order: that curve is what order is worth, and what lies between the "
@@ -210,16 +213,18 @@ def _mark(axis: Any, place: float, label: str) -> None:
 def _told_apart(part: Part, way: str) -> str:
     """From which lag on a change can no longer be told from none."""
     intervals = part[way]["interval"]
-    changed = [i for i, interval in enumerate(intervals) if interval is None or interval[0] > 0]
+    matters = [interval is None or interval[0] > 0 for interval in intervals]
     action = "Cutting off" if way == "cut" else "Shuffling"
-    if not changed:
-        return f"{action} any of it raises the loss by no more than chance."
-    if changed[-1] + 1 == len(part["lag"]):
+    first = matters.index(False) if False in matters else len(matters)
+    if first == 0:
+        return f"{action} all of it raises the loss by no more than chance."
+    if first == len(matters):
         return ""
-    costs = [_signed_one(part[way]["increase"][i], intervals[i]) for i in (0, changed[-1])]
-    last, first = part["lag"][changed[-1]], part["lag"][changed[-1] + 1]
-    text = f"{action} all of it costs {costs[0]}, what lies beyond lag {last:,} still {costs[1]}"
-    return text + ("." if first == part["lag"][-1] else f", beyond lag {first:,} no more than chance.")
+    costs = [_signed_one(part[way]["increase"][i], intervals[i]) for i in (0, first - 1)]
+    text = f"{action} all of it costs {costs[0]}"
+    if first > 1:
+        text += f", what lies beyond lag {part['lag'][first - 1]:,} still {costs[1]}"
+    return text + ("." if first == len(matters) - 1 else f", beyond lag {part['lag'][first]:,} no more than chance.")
 
 
 def _stride(part: Part) -> str:

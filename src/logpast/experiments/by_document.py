@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -51,6 +52,13 @@ def values(seeds: Seeds, name: str) -> list[float]:
     return [math.inf if scores[name] is None else scores[name] for scores in seeds.values()]
 
 
+def spread(values: list[float], digits: int, sign: str = "") -> str:
+    """The mean, and where there are several, ± their standard deviation."""
+    text = f"{statistics.mean(values):{sign}.{digits}f}"
+    several = len(values) > 1 and math.isfinite(sum(values))
+    return text + (f" ± {statistics.stdev(values):.{digits}f}" if several else "")
+
+
 def documents(*systems: Seeds) -> Documents:
     """Of one test text, scored by any of these."""
     told = [scores["by_document"] for seeds in systems for scores in seeds.values() if "by_document" in scores]
@@ -68,7 +76,7 @@ def familiar_perplexity(seeds: Seeds, of: Documents) -> dict[int, float]:
 
 
 def against(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -> str:
-    """Ours − theirs in nats per token, the mean over seeds that both have, named if these are not all of ours.
+    """Ours − theirs in nats per token: mean and spread over seeds that both have, named if these are not all of ours.
 
     The interval is 95 % over documents: of these runs on other texts of the kind, not of other seeds.
     """
@@ -77,10 +85,11 @@ def against(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -
     if not seeds:
         return ""
     chosen = of.familiar if familiar else np.ones_like(of.familiar)
-    one, other = (np.mean([nats[seed][chosen] for seed in seeds], axis=0) for nats in both)
-    found = paired_difference(one, other, of.tokens[chosen])
+    one, other = (np.array([nats[seed][chosen] for seed in seeds]) for nats in both)
+    apart = (one - other).sum(axis=1) / of.tokens[chosen].sum()
+    found = paired_difference(one.mean(axis=0), other.mean(axis=0), of.tokens[chosen])
     interval = " [{:+.4f}, {:+.4f}]".format(*found["interval"]) if "interval" in found else ""
-    return f"{found['nats_per_token']:+.4f}{interval}{which(seeds, ours)}"
+    return f"{spread(apart.tolist(), 4, '+')}{interval}{which(seeds, ours)}"
 
 
 def which(seeds: Iterable[int], all_seeds: Seeds) -> str:

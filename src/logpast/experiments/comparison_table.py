@@ -17,6 +17,7 @@ from logpast.experiments.by_document import (
     check,
     documents,
     familiar_perplexity,
+    spread,
     tells,
     values,
     which,
@@ -63,7 +64,7 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
             "ppl_word": _figure(group, "ppl_word", 1),
             "bits/byte": _figure(group, "bits_per_byte", 4),
             f"nats against {base}": "" if name == base else against(_seeds(group), first_seeds, of),
-            "familiar ppl_token": _spread(list(known.values()), 2) + which(known, _seeds(group)) if known else "",
+            "familiar ppl_token": spread(list(known.values()), 2) + which(known, _seeds(group)) if known else "",
             f"familiar nats against {base}":
                 against(_seeds(group), first_seeds, of, familiar=True) if known and name != base else "",
             "weights": f"{first['parameters']:,}",
@@ -78,12 +79,6 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
         })  # fmt: skip
     heads = tuple(head for head in lines[0] if any(line[head] for line in lines))
     return tables.Table(heads, [tuple(line[head] for head in heads) for line in lines], _title(rows), _notes(heads, of))
-
-
-def _spread(values: list[float], digits: int) -> str:
-    text = f"{statistics.mean(values):.{digits}f}"
-    spread = len(values) > 1 and math.isfinite(sum(values))
-    return text + (f" ± {statistics.stdev(values):.{digits}f}" if spread else "")
 
 
 def short(rows: list[dict[str, Any]]) -> tables.Table:
@@ -129,7 +124,8 @@ def show(
     with sound(f"{rows} holds no comparison", "give the rows.jsonl that `logpast compare` wrote"):
         found = [row for row in ledger.read(rows) if budget in (None, row["comparison"]["budget"])]
         if not found:
-            raise UserError(f"{rows} has no such rows yet; wait for the first system to be trained and scored")
+            fix = "take away --budget" if budget else "wait for the first system to be trained and scored"
+            raise UserError(f"{rows} has no {'such ' if budget else ''}rows; {fix}")
         for row in found:
             check(row["scores"])
         for what, there in {
@@ -140,6 +136,12 @@ def show(
             if len(there) > 1:
                 fix = "choose by --budget" if what == "budgets" else "put those of each into a file of their own"
                 raise UserError(f"{rows} has rows of {len(there)} {what}; {fix}")
+        for system, group in _by_system(found).items():
+            if len({ledger.hash_of(row["recipe"] | {"seed": None}) for row in group}) > 1:
+                raise UserError(
+                    f"{rows}: rows of {system} differ in more than their seeds; put those of each recipe into a file "
+                    "of their own"
+                )
         whole, fits = table(found), tables.aligned(short(found))
         draw(found, plot)
     print(fits)
@@ -149,7 +151,7 @@ def show(
 
 
 def _figure(group: list[dict[str, Any]], name: str, digits: int) -> str:
-    text = _spread(values(_seeds(group), name), digits)
+    text = spread(values(_seeds(group), name), digits)
     low, high = _interval(group, name)
     return text + (f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(high) else "")
 
@@ -157,7 +159,7 @@ def _figure(group: list[dict[str, Any]], name: str, digits: int) -> str:
 def _interval(group: list[dict[str, Any]], name: str) -> tuple[float, float]:
     """The first seed's, moved to the mean of all; infinite where there is none."""
     found, bounds = values(_seeds(group), name), group[0]["scores"].get("interval", {}).get(name) or [None]
-    if None in bounds or not math.isfinite(sum(found)):
+    if None in bounds or not math.isfinite(sum(found)) or not found[0]:
         return math.inf, math.inf
     low, high = (statistics.mean(found) * bound / found[0] for bound in bounds)
     return low, high

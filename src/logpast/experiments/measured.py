@@ -14,6 +14,7 @@ from logpast.filters import PAPER_SPACING
 from logpast.metrics import flat
 
 RESULTS = Path("results")
+AS_PRINTED = {"model.kernel": "paper", "model.normalize": "none"}
 Measure = Literal["ppl_token", "ppl_word", "ppl_familiar"]
 
 
@@ -88,8 +89,8 @@ def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
 
 
 def _told_apart(series: Series, all_series: list[Series]) -> Series:
-    """With what its recipe has that others of the same name and kind do not."""
-    alike = [other.recipe for other in all_series if other[:2] == series[:2]]
+    """With what its recipe has that others of the same name and kind, or the paper's filters, do not."""
+    alike = [series.recipe | AS_PRINTED, *(other.recipe for other in all_series if other[:2] == series[:2])]
     differing = [key for key, value in series.recipe.items() if any(other.get(key) != value for other in alike)]
     return series._replace(name=", ".join([series.name, *(f"{key} = {series.recipe[key]}" for key in differing)]))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from logpast.errors import UserError
 from logpast.experiments import figures, printed
-from logpast.experiments.by_document import UNSEEN, against
+from logpast.experiments.by_document import UNSEEN, against, spread
 from logpast.experiments.measured import RESULTS, Measure, Series, k_equals, measured
 from logpast.experiments.tables import Table, aligned, check_form, write
 from logpast.filters import paper_horizon
@@ -223,7 +223,7 @@ def _give_sweep(name: str, out: Path | None, results: Path) -> Table:
         for row in table.rows
     ]  # fmt: skip
     heads = ["L", "delta", "τ*max", *map(k_equals, printed.SHARPNESSES), *(f"ours {head}" for head, _ in columns)]
-    scale = ["ours: smaller scale, every token counted, means over seeds"] if series else []
+    scale = ["ours: smaller scale, every token counted"] if series else []
     return _give(Table(heads, rows, table.title, [*scale, *_our_notes(series, columns)]), out)
 
 
@@ -307,7 +307,7 @@ def _mean_figures(series: Series, slots: int) -> str:
     if series.documents.tell_apart:
         measures.append("ppl_familiar")
     found, seeds = [series.values(slots, name) for name in measures], len(series.points[slots])
-    means = "/".join(f"{statistics.mean(some):.2f}" if len(some) == seeds else "?" for some in found)
+    means = "/".join(spread(some, 2) if len(some) == seeds else "?" for some in found)
     return means + (f" ({seeds} seeds)" if seeds > 1 else "")
 
 

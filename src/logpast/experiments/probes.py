@@ -124,8 +124,10 @@ def groups_of(store: TokenStore, tokens: int, window: int, fewest: int = 20, blo
     Documents if there are at least `fewest` in the first so many tokens, else about `blocks` runs of whole windows.
     """
     there = int(((store.documents.start < tokens) & (store.documents.tokens > 0)).sum())
+    whose = "1 document" if there == 1 else f"{there:,} documents"
     if there >= fewest:
         index = np.searchsorted(store.documents.start, np.arange(tokens), side="right") - 1
-        return index, f"{there:,} documents"
+        return index, whose
     size = window * max(1, -(-tokens // (window * blocks)))
-    return np.arange(tokens) // size, f"{-(-tokens // size):,} blocks of {size:,} tokens"
+    what = f"{-(-tokens // size):,} blocks of {size:,} tokens in {whose}, which says nothing of others"
+    return np.arange(tokens) // size, what

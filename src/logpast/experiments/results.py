@@ -26,9 +26,10 @@ from logpast.files import make_way
 from logpast.metrics import flat
 
 COLUMNS = {
-    "run": "run", "system": "recipe.model.system", "L": "recipe.model.slots", "k": "recipe.model.sharpness",
-    "corpus": "corpus", "tokens": "train_tokens", "seed": "seed", "ppl_token": "scores.ppl_token",
-    "ppl_word": "scores.ppl_word", "bits_per_byte": "scores.bits_per_byte", "revision": "revision",
+    "run": "run", "system": "recipe.model.system", "window": "recipe.model.window", "L": "recipe.model.slots",
+    "k": "recipe.model.sharpness", "corpus": "corpus", "tokens": "train_tokens", "seed": "seed",
+    "ppl_token": "scores.ppl_token", "ppl_word": "scores.ppl_word", "bits_per_byte": "scores.bits_per_byte",
+    "revision": "revision",
 }  # fmt: skip
 ORDER = ("corpus", "system", "L", "k", "seed")
 DIGITS = {"ppl_token": 2, "ppl_word": 1, "bits_per_byte": 4}
@@ -59,7 +60,7 @@ def results(
     plot: Path | None = None,
     x: str = "L",
     y: str = "ppl_token",
-    by: str = "system,k,corpus",
+    by: str = "system,k,corpus,window,file",
 ) -> list[dict[str, Any]]:
     """Print the rows of results/: scored runs and benchmarks, a line each, all of them or those that fit.
 
@@ -81,7 +82,7 @@ def results(
         plot: draw the rows into this picture: a point a row, a line through the means. An existing one is replaced.
         x: the column along the bottom of the picture.
         y: the column up its side.
-        by: columns, with commas: rows that agree in them make one line of the picture.
+        by: columns, with commas: rows that agree in them make one line of the picture, named by those that differ.
 
     Returns:
         The rows, whole, each with the name of its file.
@@ -284,17 +285,17 @@ def _opened(target: str) -> Iterator[TextIO]:
 
 
 def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str]) -> None:
-    lines: dict[str, dict[float, list[float]]] = {}
     for name in (x, y, *by):
         check_name(entries, name)
-    for entry in entries:
-        across, up = entry.get(x), entry.get(y)
-        if all(isinstance(value, int | float) for value in (across, up)):
-            told = [f"{name} = {v:g}" if isinstance(v, int | float) else str(v)
-                    for name in by if (v := entry.get(name)) is not None]  # fmt: skip
-            lines.setdefault(", ".join(told) or entry.file, {}).setdefault(across, []).append(up)
-    if not lines:
+    entries = [entry for entry in entries if all(isinstance(entry.get(name), int | float) for name in (x, y))]
+    if not entries:
         raise UserError(f"no row has numbers for both {x} and {y}; choose others with --x and --y")
+    by = [name for name in by if len({str(entry.get(name)) for entry in entries}) > 1]
+    lines: dict[str, dict[float, list[float]]] = {}
+    for entry in entries:
+        told = [f"{name} = {v:g}" if isinstance(v, int | float) else str(v)
+                for name in by if (v := entry.get(name)) is not None]  # fmt: skip
+        lines.setdefault(", ".join(told) or entry.file, {}).setdefault(entry.get(x), []).append(entry.get(y))
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

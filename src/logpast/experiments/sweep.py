@@ -16,6 +16,7 @@ import statistics
 import time
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def sweep(
         failed: dict[str, str] = {}
         if left:
             if address is None:
-                _prepare_texts(left)
+                _prepare_texts(left, cells, done)
             runner: Runner = Processes(jobs) if address is None else Cluster(address, plan.cpus, plan.gpus)
             failed = _Sweep(cells, done, out, runner, deadline).run()
     _tell(cells, done, failed, out)
@@ -119,15 +120,25 @@ def _is_whole(row: Row) -> bool:
         all(isinstance(made.get(name), str) for name in ("cell", "key"))
         and all(isinstance(scores.get(name, ""), int | float | None) for name in ("ppl_token", "bits_per_byte"))
         and all(isinstance(row.get(name), int | float) for name in ("seconds", "train_tokens"))
+        and all(isinstance(row.get(name), dict) and "sha256" in row[name] for name in ("train_data", "test_data"))
     )
 
 
-def _prepare_texts(cells: list[Cell]) -> None:
-    """Tokenise every text once, here, before cells that run at the same time would each do so."""
-    for data, test in dict.fromkeys((cell.config.data, cell.test) for cell in cells):
+def _prepare_texts(left: list[Cell], cells: list[Cell], done: dict[str, Row]) -> None:
+    """Tokenise every text once, here, before cells that run at the same time would each do so.
+
+    An error if under its name there was another text when finished cells were trained and scored.
+    """
+    for data, test in dict.fromkeys((cell.config.data, cell.test) for cell in left):
         store, _ = open_data(data)
         assert store.path is not None
-        open_tokens(test, store.path)
+        texts = (data.train, "train_data", store), (test, "test_data", open_tokens(test, store.path))
+        finished = [c for c in cells if c.key in done and (c.config.data, c.test) == (data, test)]
+        for cell, (name, part, text) in product(finished, texts):
+            if done[cell.key][part]["sha256"] != text.sha256:
+                raise UserError(
+                    f"{name} is another text than when {cell.name} was finished; bring that back, or give another --out"
+                )
 
 
 class _Sweep:

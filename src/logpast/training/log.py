@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from logpast.errors import UserError
+
 TAIL = 4096  # bytes: some records
 
 
@@ -73,10 +75,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     """The file's records; a last line that was cut off by a kill is left out."""
     if not path.exists():
         return []
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    found, lines = [], path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
         try:
             found.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise UserError(f"{path}, line {number} is damaged: {error}; mend or remove it") from None
     return found
