@@ -349,6 +349,9 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
     if not tried:
         return None
     rate, speed = min(tried, key=lambda rate: tried[rate]), statistics.median(speeds)
+    if len(plan.learning_rates) > 1 and rate in (edge := (min(plan.learning_rates), max(plan.learning_rates))):
+        end = ("lowest", "highest")[edge.index(rate)]
+        say(f"{each.name}: best with the {end} rate tried; one beyond {rate:g} in learning_rates might do better")
     found = {"learning_rate": rate, "tokens_per_second": speed, "tried": tried}
     write_whole(place, json.dumps(found, indent=2) + "\n")
     return rate, speed
