@@ -103,7 +103,7 @@ def test_all_systems_in_one_table(page: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_the_search_takes_the_better_rate(page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare(changed(page, learning_rates=[1e-9, 3e-3]), tmp_path / "out", systems=["memory"])
-    told = "".join(capsys.readouterr())
+    told = " ".join("".join(capsys.readouterr()).split())
     assert "memory: best with the highest rate tried; one beyond 0.003 in learning_rates might do better" in told
     found = json.loads((tmp_path / "out" / "search" / "memory.json").read_text())
     assert found["learning_rate"] == 3e-3
