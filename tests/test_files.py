@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from logpast.errors import UserError
 from logpast.files import whole_or_absent, write_whole
@@ -32,3 +33,9 @@ def test_whoever_may_read_one_file_of_a_folder_may_read_all(tmp_path: Path) -> N
         (folder / "open").touch()
         (folder / "closed").touch(0o600)  # as safetensors leaves its files
     assert len({(tmp_path / "made" / name).stat().st_mode for name in ("open", "closed")}) == 1
+
+
+def test_a_full_disk_as_safetensors_tells_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="made: no room; make room"), whole_or_absent(tmp_path / "made"):
+        raise SafetensorError("no room")
+    assert not list(tmp_path.iterdir())

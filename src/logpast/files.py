@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from logpast.errors import UserError
+
+UNFINISHED = ".*.unfinished"  # what a kill may leave
 
 
 @contextmanager
@@ -31,10 +35,11 @@ def whole_or_absent(place: Path) -> Iterator[Path]:
             sync(path)
         os.rename(folder, place)
         sync(place.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the latter of a full disk, too
         if os.path.lexists(place):
             raise FileExistsError(place) from error
-        raise UserError(f"cannot write {place}: {error.strerror}; make room or choose another place") from error
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot write {place}: {why}; make room or choose another place") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -93,8 +98,11 @@ def remove(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Clear away what killed processes left half built, or half removed, in a folder that nobody else writes to."""
-    for leftover in folder.glob(".*.unfinished"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in folder.glob(UNFINISHED):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

@@ -11,6 +11,7 @@ import shutil
 import weakref
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,11 +21,12 @@ from matplotlib.figure import Figure
 from logpast import files
 from logpast.cli import main
 from logpast.data import TokenStore, open_tokens
+from logpast.data.windows import Batches, Lanes
 from logpast.errors import Diverged, UserError
 from logpast.experiments import cell, comparison, comparison_table, ledger
 from logpast.experiments.comparison import compare
 from logpast.files import alone, write_whole
-from logpast.models import SYSTEMS
+from logpast.models import SYSTEMS, RecentConfig, TransformerXLConfig
 from logpast.training.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -589,3 +591,19 @@ def test_what_an_earlier_run_left_is_gone_when_memory_is_watched(
     finally:
         gc.enable()
     assert seen == [None]
+
+
+def test_a_step_has_as_many_tokens_as_it_is_said_to(tmp_path: Path) -> None:
+    """Of documents whose last segments are mostly padding, too: budgets are counted in these."""
+    store = TokenStore.in_memory([[1] * length for length in (3, 61, 9, 17, 5, 33)], size=5, eot=4)
+    plan = SimpleNamespace(tokens_per_step=40, streams="document")
+    for config in (RecentConfig(slots=0, window=8), TransformerXLConfig(window=8, memory=8, segments=2)):
+        rows, tokens = comparison._pace(plan, config, store)  # type: ignore[arg-type]
+        batches: Any = (
+            Lanes(store, 8, rows, 2, 0, "document")
+            if isinstance(config, TransformerXLConfig)
+            else Batches(store, 8, 0, rows, 0, "document")
+        )
+        steps = batches.steps_per_epoch if isinstance(batches, Lanes) else 3 * batches.windows_per_epoch
+        seen = [int((batches.at(step, slice(None)).targets >= 0).sum()) for step in range(steps)]
+        assert sum(seen) / steps == pytest.approx(tokens, rel=1e-6)

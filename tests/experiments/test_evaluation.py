@@ -11,7 +11,7 @@ import pytest
 
 from logpast.data import TokenStore, prepare
 from logpast.errors import UserError
-from logpast.experiments import ledger
+from logpast.experiments import evaluation, ledger
 from logpast.experiments.evaluation import evaluate
 from logpast.models import LogMemoryConfig, RecentConfig
 from logpast.training.config import DataConfig, TrainConfig
@@ -114,6 +114,18 @@ def test_paper_accounting_takes_the_control_by_its_slots(train_config: TrainConf
         assert result["nats"] == pytest.approx(nats[horizon : horizon + scored].sum(), rel=1e-6)
         unscored[name] = result["unscored"]
     assert unscored["control"] != unscored["wide"]
+
+
+def test_a_row_is_kept_though_nobody_reads_the_output(
+    run: Path, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(evaluation, "_report", gone)
+    with pytest.raises(BrokenPipeError):
+        evaluate(run, str(books), record=tmp_path / "rows.jsonl")
+    assert len(ledger.read(tmp_path / "rows.jsonl")) == 1
 
 
 def test_text_without_words_gives_valid_json(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,6 +100,15 @@ def test_gradients_by_finite_differences(path: str) -> None:
     assert torch.autograd.gradcheck(lambda t: memory.from_ids(ids, t), table)
 
 
+def test_what_is_missing_may_hold_anything() -> None:
+    memory = LogMemory(4, FilterBank(slots=9, sharpness=20), norm=False)
+    embeddings = torch.randn(2, 6, 4)
+    lengths = torch.tensor([6, 2])
+    whole = memory(embeddings, lengths)
+    embeddings[1, :4] = torch.nan
+    assert torch.equal(memory(embeddings, lengths), whole)
+
+
 @pytest.mark.parametrize("path", ["naive", "bag", "support"])
 def test_different_lengths_in_a_batch(path: str) -> None:
     """A row with a short history equals that history alone, whatever stands before it."""

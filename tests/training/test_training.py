@@ -20,9 +20,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from logpast.data import TokenStore
-from logpast.errors import UserError
-from logpast.models import SYSTEMS, RecentConfig, RecurrentConfig, State, TransformerXLConfig
+from logpast.data import TokenStore, open_tokens
+from logpast.errors import Diverged, UserError
+from logpast.models import (
+    SYSTEMS,
+    CompressiveConfig,
+    RecentConfig,
+    RecurrentConfig,
+    State,
+    TimeLocalConfig,
+    TransformerXLConfig,
+    build,
+)
 from logpast.progress import meter
 from logpast.training import loop
 from logpast.training.checkpoint import find_checkpoint, keep_weights_alone, open_checkpoint, sorted_checkpoints
@@ -222,11 +231,14 @@ def test_the_carried_state_matters(train_config: TrainConfig) -> None:
     assert not torch.equal(weights(config.run)["table.weight"], weights(config.run.with_name("other"))["table.weight"])
 
 
-@pytest.mark.parametrize("system", ["log_memory", "transformer_xl"])
+@pytest.mark.parametrize("system", ["log_memory", "transformer_xl", "time_local"])
 def test_two_processes_equal_one(train_config: TrainConfig, tmp_path: Path, system: str) -> None:
+    """What reads on has one stream to validate on, so the second process scores nothing there."""
     config = replace(train_config, steps=6, micro_batch_size=3)
-    if system == "transformer_xl":
-        config = replace(config, model=READS_ON, batch_size=4, micro_batch_size=None)
+    if system != "log_memory":
+        local = TimeLocalConfig(window=8, layers=1, heads=2, width=16, slots=4)
+        model = local if system == "time_local" else READS_ON
+        config = replace(config, model=model, batch_size=4, micro_batch_size=None)
     train(config)
     double = replace(config, run=config.run.with_name("double"), devices=2)
     recipe = tmp_path / "recipe.yaml"
@@ -241,6 +253,42 @@ def test_two_processes_equal_one(train_config: TrainConfig, tmp_path: Path, syst
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     best = [find_checkpoint(run).state["best"]["nats_per_token"] for run in (config.run, double.run)]
     assert best[1] == pytest.approx(best[0], rel=1e-5)
+    if system != "log_memory":
+        states = [load_file(sorted_checkpoints(run)[-1] / "carried.safetensors") for run in (config.run, double.run)]
+        for name, value in states[0].items():
+            torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_the_compression_is_taught(train_config: TrainConfig) -> None:
+    """By its own loss alone: no other reaches it."""
+    model = CompressiveConfig(window=8, layers=1, heads=2, width=16, memory=8, compressed=4, rate=2)
+    optimizer = replace(train_config.optimizer, weight_decay=0)
+    config = replace(train_config, model=model, optimizer=optimizer, batch_size=3, steps=4, validate_every=4)
+    torch.manual_seed(config.seed)
+    first = build(model, open_tokens(config.data.train, None).tokenizer.size).state_dict()
+    train(config)
+    last = weights(config.run)
+    kernels = [name for name in last if name.endswith("kernel.weight")]
+    assert kernels
+    assert all(not torch.equal(first[name], last[name]) for name in kernels)
+
+
+def test_weights_that_an_infinite_gradient_made_are_not_saved(train_config: TrainConfig) -> None:
+    run = loop.Run(train_config)
+    run.step(next(run.batches_to_come()))
+    run.norm = torch.tensor(math.inf)
+    for act in (run.report, run.save):
+        with pytest.raises(Diverged, match="the gradient norm became inf by step 1"):
+            act()
+    assert not sorted_checkpoints(train_config.run)
+
+
+def test_what_a_kill_left_of_the_first_file_is_no_run(train_config: TrainConfig) -> None:
+    config = replace(train_config, steps=2, resume="auto")
+    config.run.mkdir()
+    (config.run / ".config.yaml.0123.unfinished").write_text("run")
+    train(config)
+    assert not list(config.run.glob(".*"))
 
 
 def test_existing_run_is_refused(train_config: TrainConfig) -> None:

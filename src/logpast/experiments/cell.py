@@ -30,7 +30,7 @@ from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.experiments.evaluation import Precision, evaluate
 from logpast.experiments.probes import unseen
-from logpast.training.checkpoint import find_checkpoint
+from logpast.training.checkpoint import find_checkpoint, sorted_checkpoints
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
 from logpast.training.loop import open_data, train
@@ -42,11 +42,13 @@ PATIENCE = 60.0  # seconds that a process which was told to stop has for it; its
 def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> dict[str, Any]:
     """Train, or go on, or find it done; score on the test text in the arithmetic of the training, which is how the
     validation chose the checkpoint. Returns the ledger's row, with how many of each document's tokens the training
-    text never has, `tokens_per_second` of the training and `peak_bytes`, the most memory that it took.
+    text never has, `tokens_per_second` of the training and `peak_bytes`, the most memory that it took; None where a
+    part of it was done before, by another process.
     """
+    begun = bool(sorted_checkpoints(config.run))
     _forget_peak()
     train(config)
-    peak = _peak_bytes()
+    peak = None if begun else _peak_bytes()
     size = batch_size or config.micro_batch_size or config.batch_size
     precision = ARITHMETIC.get(config.precision, "float32")
     scores = evaluate(config.run, test, batch_size=size, device=config.accelerator, precision=precision)

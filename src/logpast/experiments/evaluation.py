@@ -96,9 +96,9 @@ def evaluate(
         ours, tokens = per_document(nats, store, span)
         theirs, _ = per_document(other, store, span)
         result["against"] = {"checkpoint": str(against)} | metrics.paired_difference(ours, theirs, tokens)
-    _report(result, json)
-    if record is not None:
+    if record is not None:  # first, for what reads our output may be gone
         ledger.append(record, ledger.row(found, store, result))
+    _report(result, json)
     return result
 
 

@@ -160,7 +160,7 @@ class _Sweep:
             with board("cell", "trained", "loss", "tokens/s") as progress:
                 try:
                     self._work(progress)
-                except KeyboardInterrupt:
+                except (KeyboardInterrupt, UserError, OSError):
                     progress.say("stopping: cells under way save first (Ctrl-C again: stop at once)")
                     self._stop(progress)
                     raise

@@ -67,7 +67,7 @@ class LogMemory(nn.Module):
         """
         embeddings = self._within_horizon(embeddings)
         if lengths is not None:
-            embeddings = embeddings * self._real(embeddings, lengths).unsqueeze(-1)
+            embeddings = embeddings.masked_fill(~self._real(embeddings, lengths).unsqueeze(-1), 0)
         with naive.full_precision(embeddings.device):
             if self.path == "naive":
                 slots = naive.compress(self.filters, embeddings)

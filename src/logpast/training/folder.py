@@ -10,7 +10,7 @@ import yaml
 
 from logpast.data import TokenStore
 from logpast.errors import UserError
-from logpast.files import remove, sweep, whole_or_absent
+from logpast.files import UNFINISHED, remove, sweep, whole_or_absent, write_whole
 from logpast.training.checkpoint import Checkpoint, checkpoint_path, find_checkpoint, sorted_checkpoints, step_of
 from logpast.training.config import TrainConfig, recipe
 
@@ -20,7 +20,7 @@ def find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | None
     run, found = config.run, None
     if run.exists() and not run.is_dir():
         raise UserError(f"{run} is a file; give another --run folder")
-    taken = run.exists() and any(run.iterdir())
+    taken = run.exists() and not all(path.match(UNFINISHED) for path in run.iterdir())
     if config.resume is True or config.resume == "auto":
         if sorted_checkpoints(run):
             found = find_checkpoint(run, "latest")
@@ -61,6 +61,7 @@ def _is_beginning_of(config: TrainConfig) -> bool:
 def enter_run(config: TrainConfig, resumed: Checkpoint | None) -> None:
     """Make the run's folder, or clear from it what a killed run left behind; bring a resumed run's best along."""
     config.run.mkdir(parents=True, exist_ok=True)
+    sweep(config.run)
     sweep(config.run / "checkpoints")
     for folder in sorted_checkpoints(config.run):
         if resumed is None or step_of(folder) > resumed.step:  # later than where we go on: it was found damaged
@@ -72,4 +73,4 @@ def enter_run(config: TrainConfig, resumed: Checkpoint | None) -> None:
             with whole_or_absent(best) as folder:
                 shutil.copytree(source, folder, dirs_exist_ok=True)
     text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
-    (config.run / "config.yaml").write_text(text, encoding="utf-8")
+    write_whole(config.run / "config.yaml", text)

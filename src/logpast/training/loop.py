@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         logpast train --config recipes/paper-wikitext103.yaml --resume auto
     """
     run = Run(config)
-    with _stop_signals() as stop, meter("training", run.total, run.done, visible=run.leads) as progress:
+    with closing(run), _stop_signals() as stop, meter("training", run.total, run.done, visible=run.leads) as progress:
         progress.say(run.greeting())
         for batch in run.batches_to_come():
             run.step(batch)
@@ -64,7 +64,6 @@ def train(config: TrainConfig) -> dict[str, Any]:
                 run.save()
             if stopping:
                 break
-    run.close()
     if run.leads:
         print(run.farewell())
     if run.done < run.total:
@@ -198,7 +197,7 @@ class Run:
 
     def report(self) -> str:
         """Log the step just done and say it in a few words."""
-        loss, now, seen = self._finite(float(self._sum(self.loss))), time.monotonic(), int(self.seen)
+        loss, now, seen = self._sound_loss(), time.monotonic(), int(self.seen)
         speed = (seen - self.marked[1]) / max(now - self.marked[0], 1e-9)
         self.marked = now, seen
         self.log.write(
@@ -243,7 +242,7 @@ class Run:
         return improved
 
     def save(self) -> None:
-        self._finite(float(self._sum(self.loss)))
+        self._sound_loss()
         seconds = round(time.monotonic() - self.clock, 3)
         self.state |= {"step": self.done, "tokens": int(self.seen), "seconds": seconds}
         carried = self.carried
@@ -281,12 +280,17 @@ class Run:
             f"next: logpast eval --checkpoint {folder} --data FILE    logpast generate --checkpoint {folder}"
         )
 
-    def _finite(self, loss: float) -> float:
+    def _sound_loss(self) -> float:
+        """Of the step just done, whose gradients made the weights what they are."""
+        self._finite(float(self.norm), "gradient norm")
+        return self._finite(float(self._sum(self.loss)))
+
+    def _finite(self, value: float, what: str = "loss") -> float:
         """Nothing that is not a number may be reported, called best or saved."""
-        if math.isfinite(loss):
-            return loss
+        if math.isfinite(value):
+            return value
         raise Diverged(
-            f"the loss became {loss} by step {self.done}; lower optimizer.learning_rate or lengthen "
+            f"the {what} became {value} by step {self.done}; lower optimizer.learning_rate or lengthen "
             f"optimizer.warmup_steps (the last checkpoint is of step {self.saved})"
         )
 
@@ -308,6 +312,7 @@ class Run:
 def _fabric(config: TrainConfig) -> Fabric:
     from lightning.fabric import Fabric  # takes seconds to import, so only where it is used
     from lightning.fabric.plugins.precision import MixedPrecision
+    from lightning.fabric.strategies import DDPStrategy
 
     class Mixed(MixedPrecision):
         """Inputs are ids, and a state that is carried on and should stay as precise as it is."""
@@ -320,7 +325,8 @@ def _fabric(config: TrainConfig) -> Fabric:
         fabric = Fabric(
             accelerator=config.accelerator,
             devices=config.devices,
-            strategy="ddp" if config.devices > 1 else "auto",
+            # buffers are constants; to share them, all processes would have to score equally many batches
+            strategy=DDPStrategy(broadcast_buffers=False) if config.devices > 1 else "auto",
             precision=None if mixed else config.precision,
             plugins=mixed,
         )
