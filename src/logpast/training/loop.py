@@ -282,8 +282,9 @@ class Run:
 
     def _sound_loss(self) -> float:
         """Of the step just done, whose gradients made the weights what they are."""
+        loss = self._finite(float(self._sum(self.loss)))
         self._finite(float(self.norm), "gradient norm")
-        return self._finite(float(self._sum(self.loss)))
+        return loss
 
     def _finite(self, value: float, what: str = "loss") -> float:
         """Nothing that is not a number may be reported, called best or saved."""
