@@ -538,6 +538,19 @@ def test_ctrl_c_lets_cells_save(
     assert [row["sweep"]["cell"] for row in ledger.read(out / "ledger.jsonl")] == ["slots5-delta-seed0"]
 
 
+def test_cells_save_where_a_row_cannot_be_written(
+    page: Changed, pretend: Callable[..., Pretended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise UserError("the disk is full")
+
+    place, runner = page(), pretend(width=2, endless=("slots5-delta-seed0",))
+    monkeypatch.setattr(ledger, "append", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        sweep(place, place.parent / "out")
+    assert runner.stopped
+
+
 def test_one_sweep_at_a_time(page: Changed, pretend: Callable[..., Pretended]) -> None:
     place, runner = page(), pretend()
     out = place.parent / "out"

@@ -67,11 +67,17 @@ def tokens_per_second(run: Path) -> float:
     return statistics.median(speeds[1:] or speeds)
 
 
-def _forget_peak() -> None:
-    """Begin to watch how much memory is used at most: a GPU's, or this process's (on Linux)."""
-    gc.collect()  # an earlier run of this process is a cycle of objects, and would be counted
+def free_memory() -> None:
+    """Of earlier runs in this process: each is a cycle of objects, which stays until it is collected."""
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _forget_peak() -> None:
+    """Begin to watch how much memory is used at most: a GPU's, or this process's (on Linux)."""
+    free_memory()  # what is left of an earlier run would be counted
+    if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return
     with suppress(OSError):

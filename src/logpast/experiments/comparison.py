@@ -28,7 +28,7 @@ from logpast.data.windows import Lanes, Streams, Windows
 from logpast.errors import Diverged, UserError
 from logpast.experiments import ledger
 from logpast.experiments.by_document import check
-from logpast.experiments.cell import run_cell, tokens_per_second
+from logpast.experiments.cell import free_memory, run_cell, tokens_per_second
 from logpast.experiments.comparison_table import draw, short, table
 from logpast.experiments.ledger import sound
 from logpast.experiments.tables import aligned
@@ -336,6 +336,7 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
     for rate in plan.learning_rates:
         say(f"{each.name}: learning rate {rate:g}")
         run = out / "search" / f"{each.file_name}-{rate:g}"
+        free_memory()
         try:
             with redirect_stdout(io.StringIO()):  # it would name commands for a run that is not kept
                 best = train(_train_config(plan, each, run, steps, rate, seed=0))["best"]
