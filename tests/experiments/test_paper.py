@@ -192,6 +192,13 @@ def with_documents(made: dict[str, Any], nats: list[float]) -> dict[str, Any]:
     return made | {"scores": made["scores"] | {"by_document": documents}}
 
 
+def test_filters_that_are_not_the_papers_are_named_where_all_are_alike(tmp_path: Path) -> None:
+    for slots in (5, 53):
+        append(tmp_path / "s.jsonl", row(slots, 100, 0, 40.0, model={"normalize": "area", "kernel": "paper"}))
+    (series,) = measured(printed.sweep("A1"), tmp_path)
+    assert series.name == "k = 100, model.normalize = area"
+
+
 def test_a_memory_stands_beside_the_control_of_its_length_and_seed(tmp_path: Path) -> None:
     for seed in (0, 1):
         append(tmp_path / "s.jsonl", with_documents(row(5, None, seed, 40.0), [300.0, 400.0, 800.0]))
