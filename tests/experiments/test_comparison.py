@@ -10,6 +10,7 @@ import re
 import shutil
 import weakref
 from dataclasses import fields, replace
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from logpast import files
 from logpast.cli import main
@@ -498,7 +500,7 @@ def test_systems_that_gave_something_no_chance(tmp_path: Path) -> None:
     comparison_table.draw(rows, tmp_path / "p.png")
 
 
-def test_ticks_that_lie_close_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_close_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *arguments, **words: drawn.append(figure))
     common = {"seed": 0, "scores": {"ppl_token": 20.0}, "train_tokens": 9, "parameters": 9}
@@ -512,6 +514,10 @@ def test_ticks_that_lie_close_differ(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ticks = [label.get_text() for label in drawn[0].axes[1].get_xticklabels()]
     assert len(ticks) > 2
     assert len(set(ticks)) == len(ticks)
+    names = drawn[0].axes[1].texts
+    assert {(name.get_text(), name.xy) for name in names} == {(str(x), (x, 20.0)) for x in (5.1, 5.6, 6.2)}
+    boxes = [Text.get_window_extent(name) for name in names]  # without the line to the spot
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def test_a_key_left_empty_has_its_default(page: Path) -> None:

@@ -174,6 +174,7 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     of = documents(*map(_seeds, groups.values()))
     figure = Figure(figsize=(12, 1.5 + 0.45 * max(6, len(groups))), layout="constrained")
     bars, states = figure.subplots(1, 2)
+    spots = dict[str, tuple[float, float]]()
     for place, (name, group) in enumerate(reversed(groups.items())):
         finite = [value for value in values(_seeds(group), "ppl_token") if value < math.inf]
         known = list(familiar_perplexity(_seeds(group), of).values()) if of.tell_apart else []
@@ -183,9 +184,8 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
         for some, colour in ((finite, "tab:blue"), (known, "tab:orange")):
             bars.plot(some, [place] * len(some), "o", color=colour, markersize=4, zorder=2)
         if some := known if of.tell_apart else finite:
-            spot = group[0]["comparison"]["state_bytes"] / 2**10, statistics.mean(some)
-            states.plot(*spot, "o", color="tab:orange" if of.tell_apart else "tab:blue")
-            states.annotate(name, spot, textcoords="offset points", xytext=(5, 4 - 14 * (place % 2)), fontsize=8)
+            spots[name] = group[0]["comparison"]["state_bytes"] / 2**10, statistics.mean(some)
+            states.plot(*spots[name], "o", color="tab:orange" if of.tell_apart else "tab:blue")
     bars.set_yticks(range(len(groups)), list(reversed(groups)))
     measure, orange = "perplexity per token", ""
     if of.tell_apart:
@@ -196,10 +196,23 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     states.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     states.xaxis.set_major_formatter("{x:,g}")
     states.xaxis.set_minor_formatter(NullFormatter())
+    _name_spots(states, spots)
     for axis in (bars, states):
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(_title(rows), fontsize=10)
     figure.savefig(out, dpi=130)
+
+
+def _name_spots(axis: Any, spots: dict[str, tuple[float, float]]) -> None:
+    """A line from each spot to its name, in a column at the right: spots may lie close together, names may not."""
+    low, high = axis.get_ylim()
+    gap, below = 0.045, -math.inf
+    for name, spot in sorted(spots.items(), key=lambda item: item[1][1]):
+        below = max((spot[1] - low) / (high - low), below + gap)
+        axis.annotate(
+            name, spot, (1.02, below), textcoords="axes fraction", fontsize=8, verticalalignment="center",
+            arrowprops={"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "relpos": (0, 0.5)},
+        )  # fmt: skip
 
 
 def _seconds(row: dict[str, Any]) -> float:

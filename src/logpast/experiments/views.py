@@ -242,7 +242,7 @@ def _accounting(results: Path) -> str:
 def _ours(results: Path) -> str:
     """What we measured beside the paper's two tables, or that there is nothing yet."""
     parts = []
-    for name, corpus in (("A1", "WikiText-103"), ("A2", "PG-19")):
+    for name, corpus in (("A1", "WikiText-103 test"), ("A2", "PG-19 test")):
         table = paper.ours(name, results)
         if table is None:
             parts.append(f"{corpus}: not measured yet.")
@@ -270,4 +270,5 @@ VIEWS: dict[str, View] = {
     "paper-line-ends": _paper_line_ends,
     "accounting": _accounting,
     "ours": _ours,
+    "sweep-small-cells": lambda results: str(len(_rows(results, "sweep-small"))),
 }
