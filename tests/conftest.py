@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,15 @@ def _one_thread() -> None:
     """For each process, those that tests start included: how a sum is shared out among threads shows in its bits."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _library_as_it_was() -> Iterator[None]:
+    """Where a CPU has no bf16, PyTorch gives up oneDNN for the rest of the process when it is first asked for some,
+    and what is computed afterwards has other bits."""
+    enabled = torch.backends.mkldnn.enabled
+    yield
+    torch._C._set_mkldnn_enabled(enabled)  # the public way warns of Intel's GPUs
 
 
 @pytest.fixture(scope="session", autouse=True)

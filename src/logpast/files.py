@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from logpast.errors import UserError
 
 UNFINISHED = ".*.unfinished"  # what a kill may leave
+LOCK = "lock"  # in a folder that is worked in, and stays there
 
 
 @contextmanager
@@ -61,15 +62,15 @@ def write_whole(file: Path, text: str) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path, option: str = "--out") -> Iterator[None]:
     """One process at a time works in a folder; the lock ends with the process, however that ends."""
-    with (folder / "lock").open("a+") as file:
+    with (folder / LOCK).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             raise UserError(
-                f"another command is at work in {folder} ({file.read().strip()}); wait for it, or give another --out"
+                f"another command is at work in {folder} ({file.read().strip()}); wait for it, or give another {option}"
             ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")

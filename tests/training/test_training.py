@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import shutil
 import signal
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from logpast import files
 from logpast.data import TokenStore, open_tokens
 from logpast.errors import Diverged, UserError
 from logpast.models import (
@@ -257,6 +259,28 @@ def test_two_processes_equal_one(train_config: TrainConfig, tmp_path: Path, syst
         states = [load_file(sorted_checkpoints(run)[-1] / "carried.safetensors") for run in (config.run, double.run)]
         for name, value in states[0].items():
             torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_one_run_at_a_time_in_a_folder(train_config: TrainConfig, tmp_path: Path, devices: int) -> None:
+    """Of several processes only one knows that the folder is taken, and all must end."""
+    train(replace(train_config, steps=2))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(replace(train_config, steps=2, resume="auto", devices=devices).to_dict()))
+    command = [sys.executable, "-m", "logpast", "train", "--config", str(recipe)]
+    before = (train_config.run / "log.jsonl").read_bytes()
+    with files.alone(train_config.run):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert f"another command is at work in {train_config.run} (process {os.getpid()}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (train_config.run / "log.jsonl").read_bytes() == before
+
+
+def test_a_lock_alone_is_no_run(train_config: TrainConfig) -> None:
+    train_config.run.mkdir(parents=True)
+    (train_config.run / files.LOCK).touch()
+    assert train(replace(train_config, steps=2))["step"] == 2
 
 
 def test_the_compression_is_taught(train_config: TrainConfig) -> None:

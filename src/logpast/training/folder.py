@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import yaml
 
 from logpast.data import TokenStore
 from logpast.errors import UserError
-from logpast.files import UNFINISHED, remove, sweep, whole_or_absent, write_whole
+from logpast.files import LOCK, UNFINISHED, alone, remove, sweep, whole_or_absent, write_whole
 from logpast.training.checkpoint import Checkpoint, checkpoint_path, find_checkpoint, sorted_checkpoints, step_of
 from logpast.training.config import TrainConfig, recipe
 
@@ -20,7 +22,7 @@ def find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | None
     run, found = config.run, None
     if run.exists() and not run.is_dir():
         raise UserError(f"{run} is a file; give another --run folder")
-    taken = run.exists() and not all(path.match(UNFINISHED) for path in run.iterdir())
+    taken = run.exists() and not all(path.match(UNFINISHED) or path.name == LOCK for path in run.iterdir())
     if config.resume is True or config.resume == "auto":
         if sorted_checkpoints(run):
             found = find_checkpoint(run, "latest")
@@ -58,19 +60,24 @@ def _is_beginning_of(config: TrainConfig) -> bool:
     return recipe(replace(theirs, model=model)) == recipe(config)
 
 
-def enter_run(config: TrainConfig, resumed: Checkpoint | None) -> None:
-    """Make the run's folder, or clear from it what a killed run left behind; bring a resumed run's best along."""
+@contextmanager
+def entered(config: TrainConfig, resumed: Checkpoint | None) -> Iterator[None]:
+    """Have the run's folder to oneself: make it, clear from it what a killed run left, bring a resumed run's best."""
     config.run.mkdir(parents=True, exist_ok=True)
-    sweep(config.run)
-    sweep(config.run / "checkpoints")
-    for folder in sorted_checkpoints(config.run):
-        if resumed is None or step_of(folder) > resumed.step:  # later than where we go on: it was found damaged
-            remove(folder)
-    if resumed and resumed.state["best"]:
-        best = checkpoint_path(config.run, resumed.state["best"]["step"])
-        source = resumed.path.with_name(best.name)
-        if source.exists() and not best.exists():
-            with whole_or_absent(best) as folder:
-                shutil.copytree(source, folder, dirs_exist_ok=True)
-    text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
-    write_whole(config.run / "config.yaml", text)
+    with alone(config.run, "--run"):
+        sweep(config.run)
+        sweep(config.run / "checkpoints")
+        for folder in sorted_checkpoints(config.run):
+            if resumed is None:
+                raise UserError(f"another run has come to stand in {config.run}; give another --run folder")
+            if step_of(folder) > resumed.step:  # later than where we go on: it was found damaged
+                remove(folder)
+        if resumed and resumed.state["best"]:
+            best = checkpoint_path(config.run, resumed.state["best"]["step"])
+            source = resumed.path.with_name(best.name)
+            if source.exists() and not best.exists():
+                with whole_or_absent(best) as folder:
+                    shutil.copytree(source, folder, dirs_exist_ok=True)
+        text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+        write_whole(config.run / "config.yaml", text)
+        yield

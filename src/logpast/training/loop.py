@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from logpast.scoring import score
 from logpast.training.checkpoint import save_checkpoint
 from logpast.training.compiled import compiled, done_with
 from logpast.training.config import DataConfig, TrainConfig
-from logpast.training.folder import enter_run, find_resumption
+from logpast.training.folder import entered, find_resumption
 from logpast.training.log import Log
 from logpast.training.optimizer import build_optimizer, learning_rate, set_rate
 
@@ -123,9 +123,15 @@ class Run:
         self.seen = torch.tensor(int(self.state["tokens"]), device=fabric.device)
         self.clock = time.monotonic() - self.state["seconds"]  # as if the run had gone on without a break
         self.marked = time.monotonic(), int(self.seen)
+        self.folder = ExitStack()
+        problem = None
         if self.leads:
-            enter_run(self.config, resumed)
-        fabric.barrier()
+            try:
+                self.folder.enter_context(entered(self.config, resumed))
+            except UserError as error:
+                problem = str(error)
+        if problem := fabric.broadcast(problem):  # or the others would wait for ever
+            raise UserError(problem)
         self.log = Log(config.run, config.tensorboard, self.done) if self.leads else Log()
         self.norm = torch.zeros(())
         alone_on_gpu = fabric.device.type == "cuda" and fabric.world_size == 1
@@ -256,6 +262,7 @@ class Run:
     def close(self) -> None:
         """No step will follow."""
         self.log.close()
+        self.folder.close()
         if self.compiled and self.fabric.world_size == 1:
             done_with(self.bare, self.config, self.fabric.device)
 
