@@ -1,5 +1,7 @@
 """Files that are whole or not there."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,12 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="choose another place"):
         write_whole(tmp_path / "file", "new")
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
+    words = "import pathlib; from logpast.files import write_whole; write_whole(pathlib.Path('/dev/stdout'), 'new')"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("new", "")
 
 
 def test_whoever_may_read_one_file_of_a_folder_may_read_all(tmp_path: Path) -> None:

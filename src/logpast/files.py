@@ -47,9 +47,13 @@ def whole_or_absent(place: Path) -> Iterator[Path]:
 
 def write_whole(file: Path, text: str) -> None:
     """Write a file in one step, in place of any that is there, whose mode is kept; a link stays one."""
-    file = file.resolve()
+    special = file.exists() and not file.is_file()  # /dev/stdout: nothing there could be lost
+    file = file if special else file.resolve()
     part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.unfinished")
     try:
+        if special:
+            file.write_bytes(text.encode("utf-8"))
+            return
         part.write_bytes(text.encode("utf-8"))  # line breaks as they are
         if file.exists():
             shutil.copymode(file, part)

@@ -3,8 +3,10 @@
 import json
 import math
 import multiprocessing
+import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -215,6 +217,17 @@ def test_damaged_ledger_is_not_made_worse(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="damaged"):
         ledger.append(path, {"c": 3})
     assert path.read_text() == '{"a": 1}\n{"b": '
+
+
+def test_a_row_that_does_not_fit_leaves_the_ledger_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "rows.jsonl"
+    ledger.append(place, {"seed": 0})
+    before = place.read_bytes()
+    half = SimpleNamespace(**vars(os) | {"write": lambda handle, data: os.write(handle, data[: len(data) // 2])})
+    monkeypatch.setattr(ledger, "os", half)
+    with pytest.raises(UserError, match="the disk is full; it is as it was before"):
+        ledger.append(place, {"seed": 1})
+    assert place.read_bytes() == before
 
 
 def test_mistakes_are_named(run: Path, books: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from logpast.experiments.sweep import sweep
 from logpast.files import alone
 from logpast.models import LogMemoryConfig, RecentConfig
 from logpast.training.checkpoint import find_checkpoint
-from logpast.training.config import TrainConfig
+from logpast.training.config import DataConfig, TrainConfig
 from logpast.training.log import read_log
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -63,6 +63,19 @@ def page(tmp_path: Path, store: TokenStore) -> Changed:
 
 def cells(page: Path) -> list[Cell]:
     return cells_of(read_page(page), page, page.parent / "out")
+
+
+def test_what_a_cell_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of speeds the first, in which all is compiled, does not count; of time, what was spent before a stop does."""
+    records = [{"step": step, "tokens_per_second": speed} for step, speed in enumerate([1.0, 10.0, 30.0])]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(record) + "\n" for record in [*records, {"step": 2, "validation_loss": 1}]))
+    assert cells_module.tokens_per_second(tmp_path) == 20
+    log.write_text(json.dumps(records[0]))
+    assert cells_module.tokens_per_second(tmp_path) == 1
+    monkeypatch.setattr(cells_module, "run_cell", lambda *_: {"train_seconds": 1000, "scores": {"seconds": 5}})
+    config = TrainConfig(tmp_path, DataConfig("text"), steps=1).to_dict()
+    assert work({"config": config, "test": "text", "log": str(tmp_path / "log")})["seconds"] == 1005
 
 
 def test_a_grid_is_all_combinations(page: Changed) -> None:

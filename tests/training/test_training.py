@@ -11,13 +11,17 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,6 +39,7 @@ from logpast.models import (
     build,
 )
 from logpast.progress import meter
+from logpast.scoring import score
 from logpast.training import loop
 from logpast.training.checkpoint import find_checkpoint, keep_weights_alone, open_checkpoint, sorted_checkpoints
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
@@ -275,6 +280,62 @@ def test_one_run_at_a_time_in_a_folder(train_config: TrainConfig, tmp_path: Path
     assert f"another command is at work in {train_config.run} (process {os.getpid()}" in done.stderr
     assert "Traceback" not in done.stderr
     assert (train_config.run / "log.jsonl").read_bytes() == before
+
+
+def test_what_is_timed(train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which a step takes a second and a validation a hundred: only steps count to the speed, all that
+    was done before to the time of a run that goes on."""
+    now = [0.0]
+
+    def tick(*arguments: Any) -> float:
+        now[0] += 1
+        return learning_rate(*arguments)
+
+    def scored(*arguments: Any, **settings: Any) -> Any:
+        now[0] += 100
+        return score(*arguments, **settings)
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(loop, "learning_rate", tick)
+    monkeypatch.setattr(loop, "score", scored)
+    config = replace(train_config, steps=6, validate_every=2, checkpoint_every=4, log_every=1)
+    assert train(config)["seconds"] == 306
+    records = [record for record in read_log(config.run) if "loss" in record]
+    tokens = [0, *(record["tokens"] for record in records)]
+    assert [record["tokens_per_second"] for record in records] == [b - a for a, b in pairwise(tokens)]
+    now[0] = 10_000
+    first = sorted_checkpoints(config.run)[0]
+    again = replace(config, run=config.run.with_name("again"), resume=str(first))
+    assert train(again)["seconds"] == open_checkpoint(first).state["seconds"] + 102
+
+
+def test_of_equals_the_first_is_best(train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "score", lambda *arguments, **settings: np.ones(3))
+    best = train(replace(train_config, steps=6, validate_every=2))["best"]
+    assert best == {"step": 2, "nats_per_token": 1.0, "ppl_token": pytest.approx(math.e)}
+
+
+def test_validation_may_be_on_a_part(train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+
+    def scored(*arguments: Any, **settings: Any) -> Any:
+        lengths.append(len(found := score(*arguments, **settings)))
+        return found
+
+    monkeypatch.setattr(loop, "score", scored)
+    part = replace(train_config.data, validation_tokens=20)
+    train(replace(train_config, steps=1, data=part))
+    train(replace(train_config, steps=1, run=train_config.run.with_name("all")))
+    assert 20 <= lengths[0] < 40 < lengths[1]
+
+
+def test_tensorboard_shows_each_step_once(train_config: TrainConfig) -> None:
+    config = replace(train_config, steps=6, checkpoint_every=4, validate_every=6, log_every=1, tensorboard=True)
+    train(config)
+    shutil.rmtree(sorted_checkpoints(config.run)[-1])
+    train(replace(config, resume="auto"))
+    shown = EventAccumulator(str(config.run / "tensorboard")).Reload()
+    assert [point.step for point in shown.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_lock_alone_is_no_run(train_config: TrainConfig) -> None:

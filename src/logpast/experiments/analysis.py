@@ -46,7 +46,7 @@ from logpast.experiments.probes import (
     shuffled_beyond,
     silent,
 )
-from logpast.files import make_way, whole_or_absent
+from logpast.files import make_way, whole_or_absent, write_whole
 from logpast.models import LanguageModel, LogMemoryTransformer, Transformer, system_of
 from logpast.progress import Meter, meter
 from logpast.scoring import figures, score
@@ -425,7 +425,7 @@ def _draw_again(finished: Path, asked: object) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{finished} is not an analysis that can be drawn ({error}); analyze the model anew") from None
     place = (finished.parent if finished.is_file() else finished) / PAGE
-    place.write_text(page, encoding="utf-8")
+    write_whole(place, page)
     print(f"open {place}")
     return result
 

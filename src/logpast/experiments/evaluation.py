@@ -17,7 +17,7 @@ from logpast.data.windows import Streams
 from logpast.environment import pick_device
 from logpast.errors import UserError
 from logpast.experiments import ledger
-from logpast.files import make_way
+from logpast.files import make_way, write_whole
 from logpast.filters import paper_horizon
 from logpast.models import LanguageModel, LogMemoryConfig, TransformerConfig
 from logpast.progress import meter
@@ -169,7 +169,7 @@ def _report(result: dict[str, Any], json: str | None) -> None:
         print(text)
         return
     if json is not None:
-        Path(json).write_text(text + "\n", encoding="utf-8")
+        write_whole(Path(json), text + "\n")
     interval = result.get("interval", {})
     print(f"{result['data']}: {result['tokens']:,} tokens scored, {result['unscored']:,} left out")
     for name in ("ppl_token", "ppl_word", "ppl_word_eos", "bits_per_byte"):

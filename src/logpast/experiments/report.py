@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from logpast.experiments.page import COLOURS, picture, table, wrapped
+from logpast.files import write_whole
 from logpast.filters import FilterBank
 from logpast.training.log import read_log
 
@@ -31,7 +32,7 @@ def write_report(out: Path, results: dict[str, Any]) -> Path:
         sections += _topics_section(out, results["topics"])
     page = out / "report.html"
     body = BODY.format(sections="\n".join(sections), seed=results["seed"], **COLOURS)
-    page.write_text(wrapped("logpast demo", body), encoding="utf-8")
+    write_whole(page, wrapped("logpast demo", body))
     return page
 
 

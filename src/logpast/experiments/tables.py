@@ -12,7 +12,7 @@ from textwrap import fill
 from typing import NamedTuple
 
 from logpast.errors import UserError
-from logpast.files import make_way
+from logpast.files import make_way, write_whole
 
 FORMS = (".md", ".csv", ".json")
 NOTE_WIDTH = 118  # characters of a line, in a terminal
@@ -81,7 +81,7 @@ def write(table: Table, out: Path) -> None:
         text = comma_separated(table)
     else:
         text = page(table)
-    out.write_text(text, encoding="utf-8")
+    write_whole(out, text)
     print(f"wrote {out}")
 
 

@@ -87,8 +87,8 @@ class TrainConfig:
     """decides the initial weights and the order of the windows"""
     precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true"
     """arithmetic; bf16-mixed is the fast one on a GPU"""
-    accelerator: str = "auto"
-    """auto, cpu, cuda or mps"""
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto takes CUDA, then Apple's MPS, then the CPU"""
     devices: int = 1
     """how many of them; a batch is dealt out evenly"""
     compile: bool | None = None

@@ -11,7 +11,10 @@ from logpast.training.config import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
-    """Weight decay on matrices only: gains and biases are left alone."""
+    """Weight decay on matrices only: gains and biases are left alone.
+
+    What has more dimensions than one counts as a matrix: learned positions, Transformer-XL's u and v, RMT's memory.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
