@@ -1,5 +1,8 @@
 """Files that are whole or not there."""
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 from logpast.errors import UserError
-from logpast.files import whole_or_absent, write_whole
+from logpast.files import alone, whole_or_absent, write_whole
 
 
 def test_a_file_is_replaced_in_one_step(tmp_path: Path) -> None:
@@ -34,6 +37,21 @@ def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
     words = "import pathlib; from logpast.files import write_whole; write_whole(pathlib.Path('/dev/stdout'), 'new')"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("new", "")
+
+
+@pytest.mark.parametrize(("number", "had"), [(errno.ENOSYS, True), (errno.EAGAIN, False), (errno.EBADF, None)])
+def test_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, had: bool | None) -> None:
+    """Some file systems of clusters have none, and work should go on there."""
+
+    def flock(file: object, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if had:
+        with alone(tmp_path):
+            return
+    with pytest.raises(UserError if had is False else OSError), alone(tmp_path):
+        pass
 
 
 def test_whoever_may_read_one_file_of_a_folder_may_read_all(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -10,6 +11,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
@@ -65,17 +67,27 @@ def write_whole(file: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
+def locked(file: IO[Any] | int, wait: bool = False) -> bool:
+    """Lock an open file; False if another process has it. Where a file system knows no locks, nobody is refused."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+    return True
+
+
 @contextmanager
 def alone(folder: Path, option: str = "--out") -> Iterator[None]:
     """One process at a time works in a folder; the lock ends with the process, however that ends."""
     with (folder / LOCK).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not locked(file):
             file.seek(0)
             raise UserError(
                 f"another command is at work in {folder} ({file.read().strip()}); wait for it, or give another {option}"
-            ) from None
+            )
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()

@@ -7,7 +7,6 @@ stays open: where it ends, the sweep has died, and the cell saves and ends too. 
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import json
 import os
@@ -21,7 +20,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -30,6 +29,7 @@ from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.experiments.evaluation import Precision, evaluate
 from logpast.experiments.probes import unseen
+from logpast.files import locked
 from logpast.training.checkpoint import find_checkpoint, sorted_checkpoints
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
@@ -121,7 +121,7 @@ def _logging_to(log: Path) -> Iterator[None]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as lock, log.open("ab") as file:  # two, for processes that we start get the second
         end = time.monotonic() + 2 * PATIENCE
-        while not _locked(lock):
+        while not locked(lock):
             if time.monotonic() > end:
                 raise UserError(f"another process is at work on this cell ({log} is locked); end it first")
             time.sleep(0.1)
@@ -136,14 +136,6 @@ def _logging_to(log: Path) -> Iterator[None]:
             for number, handle in enumerate(kept, start=1):
                 os.dup2(handle, number)
                 os.close(handle)
-
-
-def _locked(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _end_with_parent() -> None:
