@@ -128,7 +128,7 @@ class Run:
         if self.leads:
             try:
                 self.folder.enter_context(entered(self.config, resumed))
-            except UserError as error:
+            except (UserError, OSError) as error:
                 problem = str(error)
         if problem := fabric.broadcast(problem):  # or the others would wait for ever
             raise UserError(problem)
