@@ -48,6 +48,19 @@ def test_the_picture_shows_the_losses_and_what_lies_between(tmp_path: Path, draw
     assert lines(between)[1] == ([10, 20, 30, 40], pytest.approx([1.0] * 4))
 
 
+def test_of_pairs_each_second_is_set_beside_its_first(tmp_path: Path, drawn: list[Figure]) -> None:
+    aboves = {"a": 0.0, "b": 0.5, "c": 3.0, "d": 2.0}
+    logs = [str(log(tmp_path / f"{name}.jsonl", above)) for name, above in aboves.items()]
+    curves(logs, tmp_path / "plot.png", pairs=True)
+    losses, between = drawn[0].axes
+    assert len(lines(losses)) == 8
+    labels = [text.get_text() for text in between.get_legend().get_texts()]  # type: ignore[union-attr]
+    assert labels == ["b", "d"]
+    assert [up[0] for _, up in lines(between)[:4]] == pytest.approx([0.5, 1.0, -1.0, -2.0])
+    with pytest.raises(UserError, match="3 logs do not make pairs; give an even number"):
+        curves(logs[:3], tmp_path / "plot.png", pairs=True)
+
+
 def test_steps_along_the_bottom_and_no_validation(tmp_path: Path, drawn: list[Figure]) -> None:
     curves([str(log(tmp_path / "a.jsonl", steps=8))], tmp_path / "plot.png", x="step")
     assert len(drawn[0].axes) == 1

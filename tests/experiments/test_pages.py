@@ -1,5 +1,7 @@
 """Marked places on pages: filled in, checked, and refused where the marks are wrong."""
 
+import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 
 from logpast.errors import UserError
 from logpast.experiments.pages import fill, pages
+from logpast.experiments.views import VIEWS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -35,6 +38,39 @@ def test_a_changed_page_is_named_and_mended(checkout: Path, capsys: pytest.Captu
     assert "pages are as results/ have them" in capsys.readouterr().out
 
 
+def test_a_sweep_of_pairs_is_told_in_quarters(tmp_path: Path) -> None:
+    """Rows in any order, a control that is missing, and a log of eight steps."""
+    (tmp_path / "logs" / "sweep-small").mkdir(parents=True)
+    rows = []
+    made = (
+        (53, 100, 1, 2.0),
+        (53, None, 1, 1.0),
+        (5, 100, 0, 4.0),
+        (53, 200, 1, 1.5),
+        (5, None, 0, 4.5),
+        (21, 100, 0, 3.0),
+    )
+    for slots, k, seed, loss in made:
+        cell = f"{slots}-{k}-{seed}"
+        model = {"slots": slots} | ({"sharpness": float(k)} if k else {})
+        rows.append({
+            "recipe": {"model": model}, "seed": seed, "train_data": {"name": "wiki22k:train"}, "train_tokens": 8e6,
+            "sweep": {"cell": cell}, "scores": {"ppl_token": math.exp(loss)},
+        })  # fmt: skip
+        records = [{"step": step, "loss": 10 - step * loss, "tokens": step} for step in range(1, 9)]
+        place = tmp_path / "logs" / "sweep-small" / f"{cell}.jsonl"
+        place.write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "sweep-small.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert VIEWS["sweep-small-on-the-way"](tmp_path).splitlines() == [
+        "| trained on | k | L | seed | 0–2M tokens | 2–4M tokens | 4–6M tokens | 6–8M tokens | test |",
+        "|---|---|---|---|---|---|---|---|---|",
+        "| wiki22k:train | 100 | 5 | 0 | +0.7500 | +1.7500 | +2.7500 | +3.7500 | -0.5000 |",
+        "| wiki22k:train | 100 | 53 | 1 | -1.5000 | -3.5000 | -5.5000 | -7.5000 | +1.0000 |",
+        "| wiki22k:train | 200 | 53 | 1 | -0.7500 | -1.7500 | -2.7500 | -3.7500 | +0.5000 |",
+    ]
+    assert VIEWS["sweep-small-gains"](tmp_path) == "−0.500 at L = 5, +1.000 at L = 53"
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "view"),
     [
@@ -48,6 +84,8 @@ def test_a_changed_page_is_named_and_mended(checkout: Path, capsys: pytest.Captu
         ("score_gpu.json", r'("batch_size": 64,\s+"seconds": )', r"\g<1>9", "score-gpu"),
         ("logs/fast-step/fast0.jsonl", '"loss": ', '"loss": 1', "fast-step"),
         ("rivals-toy.jsonl", '"ppl_token": 118.7', '"ppl_token": 117.7', "rivals-toy"),
+        ("sweep-small.jsonl", '"ppl_token": 44.079', '"ppl_token": 45.079', "sweep-small-gains"),
+        ("logs/sweep-small/wiki22k-slots5-k100-seed1.jsonl", '"loss": ', '"loss": 1', "sweep-small-on-the-way"),
     ],
 )
 def test_a_changed_row_is_noticed(file: str, old: str, new: str, view: str, checkout: Path) -> None:

@@ -36,26 +36,36 @@ class Curve:
         return np.interp(steps, [0, *self.tokens], [0, *self.tokens.values()]) / 1e6
 
 
-def curves(logs: list[str], plot: Path = Path("curves.png"), x: Literal["tokens", "step"] = "tokens") -> list[Curve]:
+def curves(
+    logs: list[str],
+    plot: Path = Path("curves.png"),
+    x: Literal["tokens", "step"] = "tokens",
+    pairs: bool = False,
+) -> list[Curve]:
     """Draw losses of runs over the tokens that they were trained on, and how far each is from the first.
 
     Examples:
-        logpast results curves runs/memory runs/control
+        logpast results curves runs/control runs/memory
         logpast results curves results/logs/rivals-pg19/{delta,memory}-tokens-0.jsonl --plot pg19.png
+        logpast results curves results/logs/sweep-small/wiki22k-slots{5,53}-{delta,k100}-seed0.jsonl --pairs
 
     Args:
         logs: folders of runs, finished or not, or their log.jsonl under any name; the first is what others are set
             beside.
         plot: the picture; .png, .svg and .pdf are known. An existing one is replaced.
         x: what lies along its bottom.
+        pairs: every two logs are a pair, of which the second is set beside the first. Runs of one seed learn from the
+            same batches, so that what lies between their training losses is smooth; between seeds it is not.
 
     Returns:
         The curves.
     """
     check_picture(plot)
+    if pairs and len(logs) % 2:
+        raise UserError(f"{len(logs)} logs do not make pairs; give an even number, a control and a run, another two, …")
     paths = [Path(log) for log in logs]
     names = _names(paths)
-    found = [_read(path, name) for path, name in zip(paths, names, strict=True)]
+    found = [read_curve(path, name) for path, name in zip(paths, names, strict=True)]
     rows = []
     for curve in found:
         last = list(curve.training.values())[-max(1, len(curve.training) // 10) :]
@@ -66,12 +76,13 @@ def curves(logs: list[str], plot: Path = Path("curves.png"), x: Literal["tokens"
         ])  # fmt: skip
     note = "loss: of training, the mean of the last tenth that was logged; validation: the best"
     print(aligned(Table(["run", "steps", "tokens", "loss", "validation ppl", "at step"], rows, notes=[note])))
-    _draw(found, plot, x)
+    size = 2 if pairs else len(found)
+    _draw([found[place : place + size] for place in range(0, len(found), size)], plot, x)
     print(f"wrote {plot}")
     return found
 
 
-def _read(path: Path, name: str) -> Curve:
+def read_curve(path: Path, name: str = "") -> Curve:
     if not path.exists():
         raise UserError(f"{path} does not exist; give a run's folder, or its log.jsonl")
     with sound(f"{path} is not a run's log", "give a run's folder, or its log.jsonl"):
@@ -94,28 +105,34 @@ def _names(paths: list[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _draw(found: list[Curve], plot: Path, x: str) -> None:
+def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
+    """All losses, and in each group how far curves are from its first. Of several groups each has one colour."""
     from matplotlib.figure import Figure
 
+    found = [curve for group in groups for curve in group]
     figure = Figure(figsize=(12 if len(found) > 1 else 7, 4.2), layout="constrained")
     losses, *others = figure.subplots(1, 2 if len(found) > 1 else 1, squeeze=False)[0]
-    for number, curve in enumerate(found):
-        colour = f"C{number}"
-        _line(losses, curve, curve.training, x, color=colour, alpha=0.35 if curve.validation else 1, label=curve.name)
-        _dots(losses, curve, curve.validation, x, color=colour)
+    for number, group in enumerate(groups):
+        for place, curve in enumerate(group):
+            several = len(groups) > 1
+            how = {"color": f"C{number if several else place}", "linestyle": ":" if several and not place else "-"}
+            faint = 0.5 if curve.validation else 1
+            _line(losses, curve, curve.training, x, **how, alpha=faint, label=curve.name)
+            _dots(losses, curve, curve.validation, x, **how)
+            for axis in others if place else ():
+                _line(axis, curve, _apart(curve.training, group[0].training), x, **how, alpha=0.5, label=curve.name)
+                _dots(axis, curve, _apart(curve.validation, group[0].validation), x, **how)
     ends = [value for curve in found for value in [*curve.validation.values(), *list(curve.training.values())[-5:]]]
     highest = max(list(curve.training.values())[len(curve.training) // 10] for curve in found)
-    losses.set(title="loss (lines: training; dots: validation)", ylabel="nats per token")
+    losses.set(title="loss (lines: training; dots: validation)")
     losses.set_ylim(min(ends) - 0.05 * (highest - min(ends)), max(highest, *ends))
-    losses.legend(frameon=False, fontsize=8)
     for axis in others:
-        for number, curve in enumerate(found[1:], 1):
-            _line(axis, curve, _apart(curve.training, found[0].training), x, color=f"C{number}", alpha=0.5)
-            _dots(axis, curve, _apart(curve.validation, found[0].validation), x, color=f"C{number}")
         axis.axhline(0, color="0.3", linewidth=0.8)
-        axis.set(title=f"above {found[0].name} at the same step", ylabel="nats per token")
+        beside = found[0].name if len(groups) == 1 else "the other of its pair"
+        axis.set(title=f"above {beside} at the same step")
     for axis in (losses, *others):
-        axis.set_xlabel("million tokens" if x == "tokens" else x)
+        axis.legend(frameon=False, fontsize=8)
+        axis.set(xlabel="million tokens" if x == "tokens" else x, ylabel="nats per token")
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(plot, dpi=130)
 
@@ -134,4 +151,4 @@ def _line(axis: Any, curve: Curve, points: Points, x: str, **how: Any) -> None:
 
 def _dots(axis: Any, curve: Curve, points: Points, x: str, **how: Any) -> None:
     if points:
-        axis.plot(curve.at(list(points), x), list(points.values()), "o-", markersize=4, linewidth=1, **how)
+        axis.plot(curve.at(list(points), x), list(points.values()), marker="o", markersize=4, linewidth=1, **how)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from logpast.errors import UserError
 from logpast.experiments import comparison_table, ledger, paper, printed
+from logpast.experiments.curves import read_curve
 from logpast.experiments.tables import Table, markdown
 
 View = Callable[[Path], str]  # from results/ to what stands on a page
@@ -251,6 +253,63 @@ def _ours(results: Path) -> str:
     return "\n\n".join(parts)
 
 
+def _pairs(results: Path, file: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """A sweep's rows of the memory, each with its control's; by training text (first that which came first), k, L
+    and seed.
+    """
+    rows = _rows(results, file)
+    texts = list(dict.fromkeys(row["train_data"]["name"] for row in rows))
+
+    def place(row: dict[str, Any]) -> tuple[int, float, int, int]:
+        model = row["recipe"]["model"]
+        return texts.index(row["train_data"]["name"]), model.get("sharpness", 0.0), model["slots"], row["seed"]
+
+    found = {place(row): row for row in rows}
+    controls = {where: found.get((where[0], 0.0, *where[2:])) for where in sorted(found) if where[1]}
+    return [(found[where], control) for where, control in controls.items() if control]
+
+
+def _gain(memory: dict[str, Any], control: dict[str, Any]) -> float:
+    """Nats per token of a pair on the test text, below 0 where the memory is better."""
+    return math.log(memory["scores"]["ppl_token"] / control["scores"]["ppl_token"])
+
+
+def _gains_of_sweep(results: Path) -> str:
+    """A figure an L, the mean of its seeds."""
+    found = defaultdict[int, list[float]](list)
+    for memory, control in _pairs(results, "sweep-small"):
+        model = memory["recipe"]["model"]
+        if (memory["train_data"]["name"], model["sharpness"]) == ("wiki22k:train", 100):
+            found[model["slots"]].append(_gain(memory, control))
+    gains = [f"{statistics.mean(each):+.3f} at L = {slots}" for slots, each in found.items()]
+    return ", ".join(gains).replace("-", "−")
+
+
+def _on_the_way(results: Path) -> str:
+    """What lay between the training losses of each pair, which had the same batches, in parts of the training."""
+    rows, parts = [], 4
+    for memory, control in _pairs(results, "sweep-small"):
+        ours, theirs = (
+            read_curve(results / "logs" / "sweep-small" / f"{row['sweep']['cell']}.jsonl") for row in (memory, control)
+        )
+        last, model = max(ours.training), memory["recipe"]["model"]
+        means = [
+            statistics.mean(
+                ours.training[step] - theirs.training[step]
+                for step in ours.training
+                if (step - 1) * parts // last == part
+            )
+            for part in range(parts)
+        ]
+        rows.append([
+            memory["train_data"]["name"], f"{model['sharpness']:g}", str(model["slots"]), str(memory["seed"]),
+            *(f"{mean:+.4f}" for mean in means), f"{_gain(memory, control):+.4f}",
+        ])  # fmt: skip
+    millions = memory["train_tokens"] / parts / 1e6
+    spans = [f"{part * millions:.0f}–{(part + 1) * millions:.0f}M tokens" for part in range(parts)]
+    return markdown(Table(["trained on", "k", "L", "seed", *spans, "test"], rows))
+
+
 VIEWS: dict[str, View] = {
     "demo-summary": _demo_summary,
     "demo-text": _demo_text,
@@ -270,5 +329,7 @@ VIEWS: dict[str, View] = {
     "paper-line-ends": _paper_line_ends,
     "accounting": _accounting,
     "ours": _ours,
+    "sweep-small-gains": _gains_of_sweep,
+    "sweep-small-on-the-way": _on_the_way,
     "sweep-small-cells": lambda results: str(len(_rows(results, "sweep-small"))),
 }
