@@ -426,9 +426,9 @@ def test_finished_cells_are_not_run_again(page: Changed, pretend: Callable[..., 
 
 
 def test_another_text_under_the_same_name_is_told(
-    page: Changed, pretend: Callable[..., Pretended], store: TokenStore, books: Path
+    page: Changed, pretend: Callable[..., Pretended], store: TokenStore, books: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Finished cells were scored on the one, the rest would be on the other."""
+    """Finished cells were scored on the one, the rest would be on the other. Each cell looks, wherever it runs."""
     place, own = page().parent, {}
     for part in ("train", "test"):
         shutil.copytree(str(store.path), own.setdefault(part, place / part))
@@ -438,10 +438,12 @@ def test_another_text_under_the_same_name_is_told(
     for part, text in own.items():
         kept = text.rename(place / "kept")
         prepare([str(books / "1.txt")], text, tokenizer=str(store.path), workers=1)
-        runner = pretend()
-        with pytest.raises(UserError, match=f"{part}.* is another text than when slots5-seed0 was finished; bring"):
+        monkeypatch.setattr(sweeps, "Processes", Here)
+        with pytest.raises(
+            UserError, match=f"slots9.*{part} is another text than when slots5-seed0 was finished; bring"
+        ):
             sweep(page(grids=[{"model.slots": [5, 9]}], set=settings, test=str(own["test"])), out)
-        assert not runner.begun
+        assert not (out / "runs").exists()
         shutil.rmtree(text)
         kept.rename(text)
     assert len(sweep(page(grids=[{"model.slots": [5, 9]}], set=settings, test=str(own["test"])), out)) == 2

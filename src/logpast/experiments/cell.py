@@ -95,12 +95,19 @@ def _peak_bytes() -> int | None:
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
-    """Do a job: {config, test, log}. All that is printed goes to the log. Returns the row, with `seconds` it took."""
+    """Do a job: {config, test, log, texts}. All that is printed goes to the log.
+
+    `texts` has the sha256 of train_data and test_data as another `cell` found them, if one did: they must be the same
+    here. Returns the row, with `seconds` it took.
+    """
     with _logging_to(Path(job["log"])):
         started = time.monotonic()
         print(f"process {os.getpid()} on {socket.gethostname()}", flush=True)
         try:
-            entry = run_cell(TrainConfig.from_dict(job["config"]), job["test"])
+            config = TrainConfig.from_dict(job["config"])
+            if job.get("texts"):
+                _check_texts(config, job["test"], job["texts"])
+            entry = run_cell(config, job["test"])
         except UserError as error:
             print(f"logpast: {error}", flush=True)
             raise
@@ -110,6 +117,19 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         # a run that was resumed took longer than this last piece of it
         seconds = max(time.monotonic() - started, entry["train_seconds"] + entry["scores"]["seconds"])
         return entry | {"seconds": round(seconds, 3)}
+
+
+def _check_texts(config: TrainConfig, test: str, known: dict[str, str]) -> None:
+    store, _ = open_data(config.data)
+    assert store.path is not None
+    for part, name, text in (
+        ("train_data", config.data.train, store),
+        ("test_data", test, open_tokens(test, store.path)),
+    ):
+        if text.sha256 != known[part]:
+            raise UserError(
+                f"{name} is another text than when {known['cell']} was finished; bring that back, or give another --out"
+            )
 
 
 @contextmanager

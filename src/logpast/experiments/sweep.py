@@ -16,7 +16,6 @@ import statistics
 import time
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ def sweep(
         failed: dict[str, str] = {}
         if left:
             if address is None:
-                _prepare_texts(left, cells, done)
+                _prepare_texts(left)
             runner: Runner = Processes(jobs) if address is None else Cluster(address, plan.cpus, plan.gpus)
             failed = _Sweep(cells, done, out, runner, deadline).run()
     _tell(cells, done, failed, out)
@@ -124,21 +123,12 @@ def _is_whole(row: Row) -> bool:
     )
 
 
-def _prepare_texts(left: list[Cell], cells: list[Cell], done: dict[str, Row]) -> None:
-    """Tokenise every text once, here, before cells that run at the same time would each do so.
-
-    An error if under its name there was another text when finished cells were trained and scored.
-    """
-    for data, test in dict.fromkeys((cell.config.data, cell.test) for cell in left):
+def _prepare_texts(cells: list[Cell]) -> None:
+    """Tokenise every text once, here, before cells that run at the same time would each do so."""
+    for data, test in dict.fromkeys((cell.config.data, cell.test) for cell in cells):
         store, _ = open_data(data)
         assert store.path is not None
-        texts = (data.train, "train_data", store), (test, "test_data", open_tokens(test, store.path))
-        finished = [c for c in cells if c.key in done and (c.config.data, c.test) == (data, test)]
-        for cell, (name, part, text) in product(finished, texts):
-            if done[cell.key][part]["sha256"] != text.sha256:
-                raise UserError(
-                    f"{name} is another text than when {cell.name} was finished; bring that back, or give another --out"
-                )
+        open_tokens(test, store.path)
 
 
 class _Sweep:
@@ -191,11 +181,24 @@ class _Sweep:
         return max((row["seconds"] for row in self.done.values()), default=0.0)
 
     def _begin(self, cell: Cell, progress: Board) -> None:
-        job = {"config": cell.config.to_dict(), "test": cell.test, "log": str(self._log(cell.name))}
+        job = {
+            "config": cell.config.to_dict(),
+            "test": cell.test,
+            "log": str(self._log(cell.name)),
+            "texts": self._known_texts(cell),
+        }
         self.running[self.runner.start(job)] = cell
         self.begun += 1
         share = _share(cell)
         progress.say(f"{cell.name}: begins" + (f" at {share:.0%}" if share else ""))
+
+    def _known_texts(self, cell: Cell) -> dict[str, str] | None:
+        """What stood under the names of its texts for a finished cell, which is named."""
+        for other in self.cells:
+            row = self.done.get(other.key)
+            if row and (other.config.data, other.test) == (cell.config.data, cell.test):
+                return {"cell": other.name} | {part: row[part]["sha256"] for part in ("train_data", "test_data")}
+        return None
 
     def _collect(self, progress: Board) -> None:
         """Wait a moment, and note what has ended in it."""
