@@ -218,6 +218,17 @@ def test_a_memory_stands_beside_the_control_of_its_length_and_seed(tmp_path: Pat
     assert series.values(5, "ppl_token") == [40.0] * 2
 
 
+def test_what_a_state_takes_stands_beside(tmp_path: Path) -> None:
+    for k, kib in ((None, 1000), (100, 1032), (200, 1032)):
+        append(tmp_path / "s.jsonl", row(53, k, 0, 40.0, state_bytes=kib * 1024))
+        append(tmp_path / "s.jsonl", row(5, k, 0, 40.0, state_bytes=900 * 1024))
+    append(tmp_path / "s.jsonl", row(9, None, 0, 40.0))  # a row of before
+    table = paper.table_a1(results=tmp_path)
+    place = table.heads.index("ours state KiB")
+    assert {line[0]: line[place] for line in table.rows if line[place]} == {"5": "900", "53": "1,000 to 1,032"}
+    assert table.notes[-1].startswith("state: what must be kept")
+
+
 @pytest.mark.parametrize(
     ("place", "value"),
     [

@@ -240,6 +240,7 @@ def check(page: Path) -> None:
         assert row["scores"]["nats"] == alone["scores"]["nats"]
         assert (row["recipe_hash"], row["step"]) == (alone["recipe_hash"], alone["step"])
         assert row["sweep"]["choices"] == cell.choices
+        assert row["state_bytes"] == alone["state_bytes"] > 0
         broken, whole = (
             [(r["step"], r["loss"]) for r in read_log(place / "runs" / cell.name) if "loss" in r]
             for place in (page.parent / "out", page.parent / "alone")

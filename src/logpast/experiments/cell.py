@@ -30,6 +30,7 @@ from logpast.experiments import ledger
 from logpast.experiments.evaluation import Precision, evaluate
 from logpast.experiments.probes import unseen
 from logpast.files import locked
+from logpast.models import build
 from logpast.training.checkpoint import find_checkpoint, sorted_checkpoints
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
@@ -42,8 +43,8 @@ PATIENCE = 60.0  # seconds that a process which was told to stop has for it; its
 def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> dict[str, Any]:
     """Train, or go on, or find it done; score on the test text in the arithmetic of the training, which is how the
     validation chose the checkpoint. Returns the ledger's row, with how many of each document's tokens the training
-    text never has, `tokens_per_second` of the training and `peak_bytes`, the most memory that it took; None where a
-    part of it was done before, by another process.
+    text never has, `state_bytes`, what must be kept of a stream to go on with it, `tokens_per_second` of the training,
+    and `peak_bytes`, the most memory that it took; None where a part of it was done before, by another process.
     """
     begun = bool(sorted_checkpoints(config.run))
     _forget_peak()
@@ -58,7 +59,10 @@ def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> d
         trained_on, _ = open_data(config.data)
         scores["by_document"]["unseen"] = unseen(trained_on, scored).tolist()
     entry = ledger.row(found, scored, scores)
-    return entry | {"tokens_per_second": tokens_per_second(config.run), "peak_bytes": peak}
+    with torch.device("meta"):
+        state_bytes = build(found.config.model).state_bytes
+    speed = tokens_per_second(config.run)
+    return entry | {"state_bytes": state_bytes, "tokens_per_second": speed, "peak_bytes": peak}
 
 
 def tokens_per_second(run: Path) -> float:

@@ -34,7 +34,7 @@ from logpast.experiments.ledger import sound
 from logpast.experiments.tables import aligned
 from logpast.experiments.tables import page as markdown_page
 from logpast.files import alone, make_way, remove, write_whole
-from logpast.models import SYSTEMS, LanguageModel, ModelConfig, Recurrent, RecurrentConfig, build
+from logpast.models import SYSTEMS, LanguageModel, ModelConfig, RecurrentConfig, build
 from logpast.training.checkpoint import keep_weights_alone
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
@@ -267,7 +267,7 @@ def _contestants(plan: Recipe, store: TokenStore) -> list[Contestant]:
                 f"{name} has {count:,} weights, {found[0].name} {found[0].parameters:,}: set its sizes alike"
             )
         pace = _pace(plan, model.config, store)
-        found.append(Contestant(name, model.config, count, model.attention_length, _state_bytes(model), *pace))
+        found.append(Contestant(name, model.config, count, model.attention_length, model.state_bytes, *pace))
     return found
 
 
@@ -288,18 +288,6 @@ def _fitting_mlp(model: LanguageModel, wanted: int) -> int:
     width = config.mlp or 4 * config.width
     per_unit = config.layers * (2 * config.width + 1)
     return max(8, 8 * round((width + (wanted - model.parameter_count()) / per_unit) / 8))
-
-
-def _state_bytes(model: LanguageModel) -> int:
-    """What must be kept of a stream to go on with it, in float32: keys and values of the window, and what lies before.
-
-    Of a stateless system that is the ids of its history (4 bytes each), or the keys and values of its slots.
-    """
-    config = model.config
-    pair = 2 * 4 * config.layers * config.width
-    if isinstance(model, Recurrent):
-        return pair * config.window + sum(v.numel() * v.element_size() for v in model.start(1).values())
-    return pair * model.attention_length + 4 * model.history
 
 
 def _train_config(plan: Recipe, each: Contestant, run: Path, steps: int, rate: float, seed: int) -> TrainConfig:
@@ -382,7 +370,7 @@ def _run_cell(
         "budget": budget,
         "learning_rate": rate,
         "attention_length": each.attention_length,
-        "state_bytes": each.state_bytes,
+        "state_bytes": entry.pop("state_bytes"),
         "tokens_per_second": entry.pop("tokens_per_second"),
         "peak_bytes": entry.pop("peak_bytes"),
     }

@@ -29,6 +29,8 @@ class Series(NamedTuple):
     """what they were trained and scored on, to the byte"""
     points: dict[int, dict[int, dict[str, Any]]]
     """L -> seed -> scores"""
+    states: dict[int, int]
+    """L -> bytes that must be kept of a stream to go on with it, where the rows say so"""
 
     def values(self, slots: int, measure: Measure) -> list[float]:
         """A seed each, where it is known."""
@@ -74,8 +76,10 @@ def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
     recipe |= {f"scores.{name}": row["scores"].get(name) for name in ("streams", "precision")}
     name = "delta" if recipe["model.system"] == "recent" else k_equals(recipe["model.sharpness"])
     texts = row["train_data"], row["test_data"]
-    series = found.setdefault(hash_of([recipe, *texts]), Series(name, _about(row, table), recipe, texts, {}))
+    series = found.setdefault(hash_of([recipe, *texts]), Series(name, _about(row, table), recipe, texts, {}, {}))
     seeds = series.points.setdefault(slots, {})
+    if "state_bytes" in row:
+        series.states[slots] = row["state_bytes"]
     kept = ("ppl_token", "ppl_word", "by_document")
     scores = {name: row["scores"][name] for name in kept if name in row["scores"]}
     check(scores)

@@ -7,6 +7,7 @@ text, and say so wherever they stand.
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -245,7 +246,7 @@ Column = tuple[str, dict[int, str]]  # a head, and what stands below it at an L
 
 
 def _columns(series: list[Series]) -> list[Column]:
-    """Each series, and how far it is from its control."""
+    """Each series, and how far it is from its control; what a stream's state takes."""
     found: list[Column] = []
     for one in series:
         found.append((f"{one.name}{_mark(one, series)}", {slots: _mean_figures(one, slots) for slots in one.points}))
@@ -255,6 +256,7 @@ def _columns(series: list[Series]) -> list[Column]:
                 found.append((head, _gains(one, control)))
                 if one.documents.tell_apart:
                     found.append((f"{head}, familiar", _gains(one, control, familiar=True)))
+    found.append(("state KiB", _states(series)))
     return [(head, cells) for head, cells in found if cells]
 
 
@@ -262,6 +264,16 @@ def _gains(one: Series, control: Series, familiar: bool = False) -> dict[int, st
     both = one.points.keys() & control.points.keys()
     found = {slots: against(one.points[slots], control.points[slots], one.documents, familiar) for slots in both}
     return {slots: gain for slots, gain in found.items() if gain}
+
+
+def _states(series: list[Series]) -> dict[int, str]:
+    """From the least to the most of the series."""
+    found = defaultdict[int, list[float]](list)
+    for one in series:
+        for slots, size in one.states.items():
+            found[slots].append(size / 2**10)
+    ends = {slots: (f"{min(sizes):,.0f}", f"{max(sizes):,.0f}") for slots, sizes in found.items()}
+    return {slots: " to ".join(dict.fromkeys(both)) for slots, both in ends.items()}
 
 
 def _our_notes(series: list[Series], columns: list[Column]) -> list[str]:
@@ -277,6 +289,10 @@ def _our_notes(series: list[Series], columns: list[Column]) -> list[str]:
             f"{100 * UNSEEN:g} % of tokens that the training text never has ("
             + ", ".join(dict.fromkeys(_familiar(one, series) for one in series if one.documents.tell_apart))
             + ")"
+        )
+    if any(one.states for one in series):
+        notes.append(
+            "state: what must be kept of a stream to go on with it, in float32; of the systems, the least to the most"
         )
     return notes
 

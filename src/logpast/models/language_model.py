@@ -82,6 +82,18 @@ class LanguageModel(nn.Module):
         """The most places that a token attends to, itself included."""
         raise NotImplementedError
 
+    @property
+    def state_bytes(self) -> int:
+        """What must be kept of a stream to go on with it, in float32: keys and values of all places in sight, and the
+        ids of the history, 4 bytes each.
+        """
+        return self._pair_bytes * self.attention_length + 4 * self.history
+
+    @property
+    def _pair_bytes(self) -> int:
+        """Of the keys and values of one place, in all blocks."""
+        return 2 * 4 * self.config.layers * self.config.width
+
     def initialise(self) -> None:
         """Weights as GPT-2 has them at the start; called when all modules are there."""
         self.apply(_initialise)
@@ -143,6 +155,12 @@ class Recurrent(LanguageModel):
     def start(self, batch: int) -> State:
         """The state before anything was read."""
         raise NotImplementedError
+
+    @property
+    def state_bytes(self) -> int:
+        """What must be kept of a stream to go on with it, in float32: keys and values of the segment, and the state."""
+        state = sum(value.numel() * value.element_size() for value in self.start(1).values())
+        return self._pair_bytes * self.config.window + state
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
         """What reads a segment, once for all segments."""
