@@ -60,6 +60,16 @@ def test_binned_is_the_integral_of_the_density() -> None:
         np.testing.assert_allclose(bank.weights[:, lag - 1], np.trapezoid(density, edges, axis=1), atol=1e-8)
 
 
+def test_binned_has_its_far_tail() -> None:
+    """Where the mass up to there has rounded to 1."""
+    bank = FilterBank(slots=21, sharpness=100, kernel="binned", reach=3)
+    lags = np.arange(1, bank.horizon + 1)
+    density = impulse_response(lags, bank.peaks[-1:], 100)[0] / bank.peaks[-1]
+    far = (lags > 1.5 * bank.peaks[-1]) & (density > 1e-12 * density.max())
+    assert density[far].min() < 1e-8 * density.max()
+    np.testing.assert_allclose(bank.weights[-1, far], density[far], rtol=0.3)
+
+
 def test_binned_matches_paper_where_filters_are_wide() -> None:
     binned, paper = (FilterBank(slots=53, kernel=kernel) for kernel in ("binned", "paper"))
     np.testing.assert_allclose(binned.weights[40], paper.weights[40] / paper.peaks[40], atol=1e-7)

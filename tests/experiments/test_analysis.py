@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -260,6 +261,31 @@ def test_how_far_back_ends_with_the_first_lag_that_is_chance(lowest: list[int], 
     intervals = [[value - 0.1 if real else -0.1, value + 0.1] for value, real in zip(increase, lowest, strict=True)]
     part = {"lag": [0, 1, 2, 4], "cut": {"increase": increase, "interval": intervals}}
     assert analysis_page._told_apart(part, "cut").endswith(told.lstrip("…"))
+
+
+def test_how_many_slots_would_matter_by_chance() -> None:
+    slots = {"increase": [0.0] * 40, "interval": [[-1.0, 1.0]] * 40, "lag": list(range(1, 41)), "tokens": 9,
+             "intervals": "none", "all": {"increase": 0.0, "interval": None}}  # fmt: skip
+    said = analysis_page._slots(slots, {"system": "recent"})
+    assert (
+        "of 40 slots 0 raise the loss and 0 lower it by an interval that leaves out zero, as 2 would by chance" in said
+    )
+
+
+def test_where_the_gain_lies_and_where_sight_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks stand within the bar of their lag, on its logarithmic scale: 6 of 4 … 7 is 1 + log2(7/4) − ½ along."""
+    marks = dict[str, float]()
+    monkeypatch.setattr(analysis_page, "_mark", lambda axis, place, label: marks.update({label: place}))
+    gain = {"nats": [0.5, -0.25], "interval": [None, None]}
+    both = {"model": {"nats": [1.0, 1.0]}, "control": {"nats": [1.5, 0.75]}, "gain": gain}
+    where = {"kinds": ["near", "far"], "tokens": [4, 4]} | both
+    lags = {"from": [2, 4], "to": [3, 7], "tokens": [4, 4], "gain": gain}
+    page = analysis_page._last_seen({"where": where, "by_lag": lags}, {"history": 6}, {"history": 2})
+    assert re.findall(r"(-?\d+)%</td></tr>", page) == ["200", "-100"]
+    assert marks == {
+        "model's history ends": pytest.approx(0.5 + math.log2(7 / 4)),
+        "control's sight ends": pytest.approx(-0.5 + math.log2(3 / 2)),
+    }
 
 
 def test_the_page_has_every_plot_and_is_drawn_again_without_the_model(

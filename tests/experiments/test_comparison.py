@@ -78,6 +78,9 @@ def test_all_systems_in_one_table(page: Path, tmp_path: Path, monkeypatch: pytes
         assert row["comparison"]["learning_rate"] in (1e-3, 1e-2)
         assert row["comparison"]["tokens_per_second"] > 0
         assert row["recipe_hash"] == ledger.hash_of(row["recipe"])
+        optimizer = row["recipe"]["optimizer"]
+        assert optimizer["learning_rate"] == row["comparison"]["learning_rate"]
+        assert optimizer["final_learning_rate"] == pytest.approx(optimizer["learning_rate"] / 10)
     lengths = {row["comparison"]["system"]: row["comparison"]["attention_length"] for row in rows}
     assert lengths == {"memory": 17, "full": 24, "xl": 16}
     states = {row["comparison"]["system"]: row["comparison"]["state_bytes"] for row in rows}

@@ -189,6 +189,10 @@ def test_recipe_hash_ignores_where_and_how_often_and_nothing_else(train_config: 
 
     assert named(train_config) == named(replace(train_config, run=Path("x"), log_every=7, keep=9))
     assert named(train_config) != named(replace(train_config, seed=1))
+    # of the weights that were validated the best are scored
+    often, blind = replace(train_config, validate_every=7), replace(train_config.data, validation=None)
+    assert named(train_config) != named(often)
+    assert named(replace(train_config, data=blind)) == named(replace(often, data=blind))
     assert named(train_config) != named(replace(train_config, model=LogMemoryConfig(slots=5)))
 
 

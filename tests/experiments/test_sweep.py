@@ -102,7 +102,7 @@ def test_a_setting_that_a_system_lacks_makes_no_cell(page: Changed) -> None:
     assert len(cells(page(grids=grids))) == 3
 
 
-@pytest.mark.parametrize("idle", [{"model.memory": [16, 32]}, {"validate_every": [1, 2]}])
+@pytest.mark.parametrize("idle", [{"model.memory": [16, 32]}, {"checkpoint_every": [1, 2]}])
 def test_an_axis_that_makes_no_cells_is_told(idle: dict[str, list[int]], page: Changed) -> None:
     (axis,) = idle
     for grid in (idle, {"model.slots": [5, 9]} | idle):

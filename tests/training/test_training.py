@@ -31,6 +31,7 @@ from logpast.errors import Diverged, UserError
 from logpast.models import (
     SYSTEMS,
     CompressiveConfig,
+    ModelConfig,
     RecentConfig,
     RecurrentConfig,
     State,
@@ -114,15 +115,27 @@ def test_nothing_on_the_device_is_in_double_precision(train_config: TrainConfig)
         run.validate(progress)
 
 
+READS_ON = TransformerXLConfig(window=8, layers=2, heads=2, width=16, memory=8, segments=2)
+COMPRESSES = CompressiveConfig(window=8, layers=1, heads=2, width=16, memory=8, compressed=4, rate=2)
+
+
 @pytest.mark.parametrize("micro", [1, 3, 5])
-def test_accumulated_gradients_equal_the_large_batch(train_config: TrainConfig, micro: int) -> None:
+@pytest.mark.parametrize("model", [None, READS_ON, COMPRESSES], ids=["stateless", "reads on", "compresses"])
+def test_accumulated_gradients_equal_the_large_batch(
+    train_config: TrainConfig, micro: int, model: ModelConfig | None
+) -> None:
     """Also where windows of a batch differ in how many tokens they score, and pieces in how many windows."""
-    config = replace(train_config, steps=6)
+    config = (
+        replace(train_config, steps=6) if model is None else replace(train_config, steps=6, model=model, batch_size=7)
+    )
     train(config)
     train(replace(config, run=config.run.with_name("micro"), micro_batch_size=micro))
-    whole, pieces = weights(config.run), weights(config.run.with_name("micro"))
-    for name, value in whole.items():
-        torch.testing.assert_close(pieces[name], value, rtol=1e-4, atol=2e-6)
+    runs = config.run, config.run.with_name("micro")
+    kinds = ["model.safetensors"] + (["carried.safetensors"] if model else [])
+    for file in kinds:
+        whole, pieces = (load_file(sorted_checkpoints(run)[-1] / file) for run in runs)
+        for name, value in whole.items():
+            torch.testing.assert_close(pieces[name], value, rtol=1e-4, atol=2e-6 if file == kinds[0] else 1e-5)
 
 
 def test_seed_decides_the_run(train_config: TrainConfig) -> None:
@@ -136,9 +149,6 @@ def test_seed_decides_the_run(train_config: TrainConfig) -> None:
         train(each)
     assert_bit_equal(weights(runs[0].run), weights(runs[1].run))
     assert not torch.equal(weights(runs[0].run)["table.weight"], weights(runs[2].run)["table.weight"])
-
-
-READS_ON = TransformerXLConfig(window=8, layers=2, heads=2, width=16, memory=8, segments=2)
 
 
 class Crash(Exception):
@@ -238,14 +248,14 @@ def test_the_carried_state_matters(train_config: TrainConfig) -> None:
     assert not torch.equal(weights(config.run)["table.weight"], weights(config.run.with_name("other"))["table.weight"])
 
 
-@pytest.mark.parametrize("system", ["log_memory", "transformer_xl", "time_local"])
+@pytest.mark.parametrize("system", ["log_memory", "transformer_xl", "compressive", "time_local"])
 def test_two_processes_equal_one(train_config: TrainConfig, tmp_path: Path, system: str) -> None:
     """What reads on has one stream to validate on, so the second process scores nothing there."""
     config = replace(train_config, steps=6, micro_batch_size=3)
     if system != "log_memory":
         local = TimeLocalConfig(window=8, layers=1, heads=2, width=16, slots=4)
-        model = local if system == "time_local" else READS_ON
-        config = replace(config, model=model, batch_size=4, micro_batch_size=None)
+        models = {"transformer_xl": READS_ON, "compressive": COMPRESSES, "time_local": local}
+        config = replace(config, model=models[system], batch_size=4, micro_batch_size=None)
     train(config)
     double = replace(config, run=config.run.with_name("double"), devices=2)
     recipe = tmp_path / "recipe.yaml"
@@ -346,7 +356,7 @@ def test_a_lock_alone_is_no_run(train_config: TrainConfig) -> None:
 
 def test_the_compression_is_taught(train_config: TrainConfig) -> None:
     """By its own loss alone: no other reaches it."""
-    model = CompressiveConfig(window=8, layers=1, heads=2, width=16, memory=8, compressed=4, rate=2)
+    model = COMPRESSES
     optimizer = replace(train_config.optimizer, weight_decay=0)
     config = replace(train_config, model=model, optimizer=optimizer, batch_size=3, steps=4, validate_every=4)
     torch.manual_seed(config.seed)
@@ -684,6 +694,8 @@ def test_schedule() -> None:
     assert max(rates) == rates[699] == rates[700] == 6e-4
     assert rates[-1] == pytest.approx(6e-5)
     assert rates[(700 + 9_999) // 2] == pytest.approx((6e-4 + 6e-5) / 2, rel=1e-3)
+    few = replace(config, warmup_steps=4)
+    assert [learning_rate(few, step, 8) for step in (3, 4, 7)] == pytest.approx([6e-4, 6e-4, 6e-5])
 
 
 def test_decay_is_on_matrices_only() -> None:

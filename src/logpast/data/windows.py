@@ -5,7 +5,8 @@ j-th token. Window i starts at position i·m, reads m positions and predicts the
 token is predicted exactly once and end-of-text never. Whatever lies outside the stream is -1: "no token".
 
 With a stride s below m windows overlap: window i starts at i·s, and of its m predictions only the last s count, those
-of the first window all: still each token once, now with at least m − s + 1 tokens of its window in sight.
+of the first window all: still each token once, now, but for the first of a stream, with at least m − s + 1 tokens of
+its window in sight.
 
 Tokens lie on the device that the model is on, if they fit, and windows are cut there.
 """

@@ -254,9 +254,9 @@ def _stride(part: Part) -> str:
         title,
         figure,
         f"Windows that start s tokens apart; of each only the last s predictions count, of the first all, so that each "
-        f"of {part['tokens']:,} tokens is scored once, with at least window − s + 1 tokens of its window in sight. The "
-        "numbers say how many times as many windows are read. Every other figure of this page is at the largest "
-        f"stride. Intervals: {part['intervals']}.",
+        f"of {part['tokens']:,} tokens is scored once and, but for the first of a stream, has at least window − s + 1 "
+        "tokens of its window in sight. The numbers say how many times as many windows are read. Every other figure of "
+        f"this page is at the largest stride. Intervals: {part['intervals']}.",
         table(["", "stride", "cost", "ppl_token", "change, nats per token"], rows),
     )
 

@@ -84,7 +84,8 @@ class TrainConfig:
     micro_batch_size: int | None = None
     """windows per forward pass, for a batch that does not fit; the gradients add up to those of the whole batch"""
     seed: int = 0
-    """decides the initial weights and the order of the windows"""
+    """decides the initial weights and the order of the windows; a system that carries a state reads in the text's order
+    whatever the seed, but for jitter"""
     precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true"
     """arithmetic; bf16-mixed is the fast one on a GPU"""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -150,14 +151,19 @@ class TrainConfig:
         return cls(**values)
 
 
-#: What may differ between a run and its resumption: nothing here changes which weights come out, but for rounding.
+#: What may differ between a run and its resumption: the weights after each step are the same, but for rounding.
 FREE_TO_CHANGE = {
     "run", "micro_batch_size", "accelerator", "devices", "compile", "validate_every", "checkpoint_every", "keep",
     "log_every", "tensorboard", "resume",
 }  # fmt: skip
 
 
-def recipe(config: TrainConfig) -> dict[str, Any]:
-    """The part of a config that decides what is learned: what a resumed run must share, and the ledger hashes."""
+def lesson(config: TrainConfig) -> dict[str, Any]:
+    """The part of a config that decides what is learned: what a resumed run must share."""
     values = config.to_dict()
     return {f.name: values[f.name] for f in fields(config) if f.name not in FREE_TO_CHANGE}
+
+
+def recipe(config: TrainConfig) -> dict[str, Any]:
+    """The part that decides which weights are scored, the best of those that were validated: what the ledger hashes."""
+    return lesson(config) | ({"validate_every": config.validate_every} if config.data.validation else {})

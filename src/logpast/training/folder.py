@@ -14,7 +14,7 @@ from logpast.data import TokenStore
 from logpast.errors import UserError
 from logpast.files import LOCK, UNFINISHED, alone, remove, sweep, whole_or_absent, write_whole
 from logpast.training.checkpoint import Checkpoint, checkpoint_path, find_checkpoint, sorted_checkpoints, step_of
-from logpast.training.config import TrainConfig, recipe
+from logpast.training.config import TrainConfig, lesson
 
 
 def find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | None:
@@ -37,7 +37,7 @@ def find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | None
         raise UserError(f"{run} exists already; go on with it by --resume auto, or give another --run folder")
     if found is None:
         return None
-    ours, theirs = recipe(config), recipe(found.config)
+    ours, theirs = lesson(config), lesson(found.config)
     ours["model"] |= {"vocabulary": config.model.vocabulary or theirs["model"]["vocabulary"]}
     for name, value in ours.items():
         if value != theirs[name]:
@@ -57,7 +57,7 @@ def _is_beginning_of(config: TrainConfig) -> bool:
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return False
     model = replace(theirs.model, vocabulary=config.model.vocabulary)
-    return recipe(replace(theirs, model=model)) == recipe(config)
+    return lesson(replace(theirs, model=model)) == lesson(config)
 
 
 @contextmanager
