@@ -62,12 +62,11 @@ def test_binned_is_the_integral_of_the_density() -> None:
 
 def test_binned_has_its_far_tail() -> None:
     """Where the mass up to there has rounded to 1."""
-    bank = FilterBank(slots=21, sharpness=100, kernel="binned", reach=3)
+    bank = FilterBank(slots=53, sharpness=100, kernel="binned", reach=3)
     lags = np.arange(1, bank.horizon + 1)
     density = impulse_response(lags, bank.peaks[-1:], 100)[0] / bank.peaks[-1]
-    far = (lags > 1.5 * bank.peaks[-1]) & (density > 1e-12 * density.max())
-    assert density[far].min() < 1e-8 * density.max()
-    np.testing.assert_allclose(bank.weights[-1, far], density[far], rtol=0.3)
+    far = (lags > bank.peaks[-1]) & (density > 2e-13 * density.max())
+    np.testing.assert_allclose(bank.weights[-1, far], density[far], rtol=0.01)
 
 
 def test_binned_matches_paper_where_filters_are_wide() -> None:
