@@ -90,6 +90,8 @@ def test_bad_recipes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "nowhere.yaml" in error_of(capsys, "train", "--config", tmp_path / "nowhere.yaml")
     (tmp_path / "bad.yaml").write_text("a: [1,")
     assert "is not YAML" in error_of(capsys, "train", "--config", tmp_path / "bad.yaml")
+    (tmp_path / "bad.yaml").write_text("steps: 1\nmodel: {slots: 5}\nsteps: 2\n")
+    assert "'steps' is given twice" in error_of(capsys, "train", "--config", tmp_path / "bad.yaml")
     (tmp_path / "list.yaml").write_text("- 1\n")
     assert "not a recipe" in error_of(capsys, "train", "--config", tmp_path / "list.yaml")
 
@@ -242,6 +244,9 @@ BAD_TRAINING = {
     "steps and epochs": ["--epochs", "2"],
     "accelerator": ["--accelerator", "abacus"],
     "text too short": ["--model.window", "100000"],
+    "empty system": ["--model", ""],
+    "no system": ["--model.system"],
+    "empty text": ["--data.train", ""],
 }
 
 
@@ -259,6 +264,8 @@ def test_bad_training_is_told_in_a_line(
 BAD_EVALUATION = {
     "json is a folder": ["--json", "FOLDER"],
     "record below a file": ["--record", "FILE/x"],
+    "record no ledger": ["--record", "FILE"],
+    "empty name": ["--data", ""],
     "other nats": ["--against", "FILE"],
     "device": ["--device", "cpu:x"],
     "no such device": ["--device", "tpu"],
@@ -296,6 +303,11 @@ def test_odd_prompts_are_taken(tiny_run: Path, capsys: pytest.CaptureFixture[str
     for prompt in ("-- he said", "\udcff", "=x"):
         assert run("generate", "--checkpoint", tiny_run, f"--prompt={prompt}", "--tokens", 2, "--device", "cpu") == 0
     assert run("generate", "--checkpoint", tiny_run, "--prompt", "-- he said", "--tokens", 2, "--device", "cpu") == 0
+    capsys.readouterr()
+    assert (
+        run("generate", "--checkpoint", tiny_run, "--prompt", "--A well-known", "--tokens", 1, "--device", "cpu") == 0
+    )
+    assert capsys.readouterr().out.startswith("--A well-known")
     assert run("generate", "--checkpoint", tiny_run, "--temperature", "1e-310", "--tokens", 2, "--device", "cpu") == 0
     error_of(capsys, "generate", "--checkpoint", tiny_run, "--seed", 10**23)
 

@@ -60,6 +60,13 @@ def test_binned_is_the_integral_of_the_density() -> None:
         np.testing.assert_allclose(bank.weights[:, lag - 1], np.trapezoid(density, edges, axis=1), atol=1e-8)
 
 
+def test_numpys_numbers_are_numbers() -> None:
+    bank = FilterBank(slots=np.int64(5), sharpness=np.float32(25))  # type: ignore[arg-type]
+    assert bank == FilterBank(slots=5, sharpness=25)
+    assert type(bank.slots) is int
+    np.testing.assert_array_equal(bank.weights, FilterBank(slots=5, sharpness=25).weights)
+
+
 def test_binned_has_its_far_tail() -> None:
     """Where the mass up to there has rounded to 1."""
     bank = FilterBank(slots=53, sharpness=100, kernel="binned", reach=3)

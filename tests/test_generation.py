@@ -86,6 +86,13 @@ def test_padding_and_end_of_text_are_never_drawn() -> None:
     assert max(next(tokens) for _ in range(300)) == 8
 
 
+def test_a_model_that_diverged_is_told() -> None:
+    model = build(RecentConfig(slots=0, window=4, layers=1, heads=1, width=8, vocabulary=64))
+    torch.nn.init.constant_(model.table.weight, float("nan"))
+    with pytest.raises(UserError, match="its training diverged; take an earlier checkpoint"):
+        next(continuations(model, [9], torch.ones(10, dtype=torch.bool)))
+
+
 def test_generate_verb(train_config: TrainConfig, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = replace(train_config, steps=20)
     train(config)
@@ -114,6 +121,7 @@ def test_generate_verb(train_config: TrainConfig, capsys: pytest.CaptureFixture[
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"temperature": float("nan")},
+        {"temperature": float("inf")},
         {"seed": -1},
     ],
 )

@@ -1,6 +1,7 @@
 """Progress of several jobs: a live table on a terminal, a line now and then elsewhere."""
 
 import io
+import subprocess
 import sys
 
 import pytest
@@ -16,6 +17,24 @@ def test_lines_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         for share in ("10%", "20%", "30%"):
             board.update("0 of 2", [["one", share, "3.1"], ["two", share, "3.2"]])
     assert capsys.readouterr().err.splitlines() == ["one: begins", "0 of 2: one 20%, two 20%"]
+
+
+def test_work_goes_on_when_nobody_reads() -> None:
+    words = """
+from logpast.progress import board, meter
+for line in range(3000):
+    with meter("work", 1) as progress, board("job") as jobs:
+        progress.say("x" * 99)
+        jobs.say("y" * 99)
+print("done")
+"""
+    process = subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stderr
+    process.stderr.readline()
+    process.stderr.close()
+    assert process.stdout.read() == "done\n"
+    assert process.wait() == 0
 
 
 def test_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:

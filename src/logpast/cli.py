@@ -209,6 +209,8 @@ def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
         option, given, value = word.partition("=")
         if option in ("--model", "--model.system", "--config"):
             value = value if given else next(words, "")
+            if not value:
+                raise UserError(f"{option} is given without a value; name one, or leave it out")
             if option == "--config":
                 recipes.append((value, read_recipe(Path(value))))
             else:
@@ -240,7 +242,7 @@ def _help_of(function: Callable[..., Any], parameter: str) -> str:
 
 def _underscored(word: str) -> str:
     """--batch-size is --batch_size."""
-    if not word.startswith("--"):
-        return word
     option, given, value = word.partition("=")
+    if not option.startswith("--") or " " in option:  # a text that begins so
+        return word
     return "--" + option[2:].replace("-", "_") + given + value

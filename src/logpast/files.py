@@ -9,7 +9,7 @@ import secrets
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,16 +47,18 @@ def whole_or_absent(place: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_whole(file: Path, text: str) -> None:
+def write_whole(file: Path, content: str | bytes) -> None:
     """Write a file in one step, in place of any that is there, whose mode is kept; a link stays one."""
+    if isinstance(content, str):
+        content = content.encode("utf-8", "replace")  # line breaks as they are; half a surrogate pair has no UTF-8
     special = file.exists() and not file.is_file()  # /dev/stdout: nothing there could be lost
     file = file if special else file.resolve()
     part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.unfinished")
     try:
         if special:
-            file.write_bytes(text.encode("utf-8"))
+            file.write_bytes(content)
             return
-        part.write_bytes(text.encode("utf-8"))  # line breaks as they are
+        part.write_bytes(content)
         if file.exists():
             shutil.copymode(file, part)
         sync(part)
@@ -64,7 +66,8 @@ def write_whole(file: Path, text: str) -> None:
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}; make room or choose another place") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only place, whose error has been told
+            part.unlink(missing_ok=True)
 
 
 def locked(file: IO[Any] | int, wait: bool = False) -> bool:
@@ -104,6 +107,18 @@ def make_way(file: Path) -> None:
         raise UserError(f"cannot write {file}: {error.strerror}; choose another place") from None
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise UserError(f"{file} may not be written to; choose another place")
+
+
+def make_way_for(targets: dict[str, Path | str | None]) -> None:
+    """The same for what options name, where "-" is standard output: two must not name one file."""
+    places: dict[Path, str] = {}
+    for option, target in targets.items():
+        if target is None:
+            continue
+        if (other := places.setdefault(Path(target).resolve(), option)) != option:
+            raise UserError(f"{other} and {option} would both be written to {target}; give each its own place")
+        if str(target) != "-":
+            make_way(Path(target))
 
 
 def remove(folder: Path) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Literal
 
 import numpy as np
@@ -59,12 +60,14 @@ class FilterBank:
     reach: float = 1.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.slots, bool) or not isinstance(self.slots, int) or self.slots < 1:
+        if isinstance(self.slots, bool) or not isinstance(self.slots, Integral) or self.slots < 1:
             raise ValueError(f"slots must be a whole number of at least 1, got {self.slots!r}")
+        object.__setattr__(self, "slots", int(self.slots))  # NumPy's numbers, too, as Python's
         for name in ("sharpness", "spacing", "first_peak", "reach"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+            object.__setattr__(self, name, float(value))
         if self.sharpness > MOST_SHARP:
             raise ValueError(f"sharpness must be at most {MOST_SHARP:g}, got {self.sharpness!r}")
         for name, allowed in (

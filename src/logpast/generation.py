@@ -8,6 +8,7 @@ and values are cached; when it is full, the next one opens with the memory of al
 from __future__ import annotations
 
 import codecs
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,8 @@ def continuations(
     """Endlessly the next token of a stream, which begins with end-of-text and grows by what is drawn."""
     random = torch.Generator().manual_seed(seed)
     for logits in next_logits(model, stream):
+        if logits.isnan().any():
+            raise UserError("the model gives no numbers: its training diverged; take an earlier checkpoint")
         logits = logits[: len(allowed)].masked_fill(~allowed, -torch.inf)
         token = _draw(logits, temperature, top_k, top_p, random)
         yield token
@@ -156,8 +159,8 @@ def _check(tokens: int, temperature: float, top_k: int | None, top_p: float | No
         raise UserError(f"tokens must be at least 1, got {tokens}")
     if not 0 <= seed < 2**63:
         raise UserError(f"seed must be from 0 to 2^63 − 1, got {seed}")
-    if not temperature >= 0:
-        raise UserError(f"temperature must be 0 or above, got {temperature}")
+    if not 0 <= temperature < math.inf:
+        raise UserError(f"temperature must be a number of 0 or above, got {temperature}")
     if top_k is not None and top_k < 1:
         raise UserError(f"top_k must be at least 1, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:

@@ -16,6 +16,13 @@ QUIET_SECONDS = 10.0  # between two lines where there is no terminal
 QUIET_MINUTE = 60.0  # the same for many jobs, whose beginnings and ends are told anyway
 
 
+class _Console(Console):
+    """Falls silent when whoever read it is gone: the work goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class Meter:
     """Says how far a job is; `update` may be called as often as one likes."""
 
@@ -46,7 +53,7 @@ class Meter:
 @contextmanager
 def meter(title: str, total: int | None, done: int = 0, visible: bool = True) -> Iterator[Meter]:
     """Progress of one job, on standard error, so that standard output stays clean for results."""
-    console = Console(file=sys.stderr, quiet=not visible, emoji=False)  # wikitext103:train: is no train
+    console = _Console(file=sys.stderr, quiet=not visible, emoji=False)  # wikitext103:train: is no train
     if not (visible and console.is_terminal):
         yield Meter(title, total, None, console, done)
         return
@@ -84,7 +91,7 @@ class Board:
 @contextmanager
 def board(*columns: str) -> Iterator[Board]:
     """Progress of several jobs: a live table on a terminal, else a line now and then; on standard error."""
-    console = Console(file=sys.stderr, emoji=False)
+    console = _Console(file=sys.stderr, emoji=False)
     if not console.is_terminal:
         yield Board(columns, None, console)
         return

@@ -96,6 +96,14 @@ def test_bad_utf8_is_placed(
         documents(find(str(tmp_path / "a.txt")))
 
 
+def test_utf_16_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("In the beginning", encoding="utf-16")
+    with pytest.raises(UserError, match="iconv -f utf-16"):
+        documents(find(str(tmp_path / "a.txt")))
+    with pytest.raises(UserError, match="the name of a text is empty"):
+        find("")
+
+
 @pytest.mark.parametrize(
     ("spec", "what"),
     [

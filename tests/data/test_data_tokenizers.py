@@ -141,6 +141,16 @@ def test_training_is_deterministic() -> None:
     assert train_bpe(TEXT.splitlines(keepends=True), 300).fingerprint == BPE.fingerprint
 
 
+def test_a_long_text_without_a_break_is_learnt_in_pieces() -> None:
+    """The time would grow with the square of its length: hours for this one."""
+    genome = "".join(np.random.default_rng(0).choice(list("acgt"), 400_000))
+    tokenizer = train_bpe([genome, " " * 400_000], 300)
+    assert tokenizer.size == 300
+    ids = tokenizer.encode(genome[:3000])
+    assert len(ids) < 1500
+    assert tokenizer.decode_bytes(ids).decode() == genome[:3000]
+
+
 def test_the_order_of_merges_is_part_of_the_fingerprint() -> None:
     merges = json.loads(BPE._tokenizer.to_str())["model"]["merges"]  # type: ignore[attr-defined]
     assert tokenizers.BPE(altered(model__merges=merges)).fingerprint == BPE.fingerprint

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from logpast.cli import main
 from logpast.data import TokenStore, open_tokens, prepare
 from logpast.data.preparation import is_prepared
+from logpast.errors import UserError
 from logpast.experiments import analysis_page
 from logpast.experiments.analysis import analyze
 from logpast.experiments.evaluation import evaluate
@@ -208,7 +209,7 @@ def test_a_control_may_be_a_finished_analysis(
     ask = [runs["memory"], "--control", kept, "--out", tmp_path / "no", "--data"]
     other = tmp_path / "other.txt"
     other.write_text("And God said, Let there be light: and there was light. " * 9)
-    assert "of another text" in error_of(capsys, *ask, other)
+    assert error_of(capsys, *ask, other).endswith("; analyze the control on that, too\n")
     assert "was made with streams=corpus" in error_of(capsys, *ask, store.path, "--streams", "document")
     (kept / "nats.safetensors").write_bytes(b"")
     assert "analyze the control anew" in error_of(capsys, *ask, store.path)
@@ -398,6 +399,17 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return error
 
 
+@pytest.mark.parametrize("factor", [1e5, math.nan])
+def test_a_model_that_diverged_is_told(factor: float, runs: dict[str, Path], store: TokenStore, tmp_path: Path) -> None:
+    shutil.copytree(runs["memory"], tmp_path / "wild")
+    for file in (tmp_path / "wild").rglob("model.safetensors"):
+        tensors = load_file(file)
+        save_file(tensors | {"table.weight": np.float32(factor) * tensors["table.weight"]}, file)
+    with pytest.raises(UserError, match=r"control: its loss is .*, for its training diverged"):
+        analyze(runs["memory"], str(store.path), control=tmp_path / "wild", out=tmp_path / "out", limit=40)
+    assert not (tmp_path / "out").exists()
+
+
 def test_mistakes_are_told_in_a_line(
     runs: dict[str, Path], store: TokenStore, books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -405,6 +417,9 @@ def test_mistakes_are_told_in_a_line(
     assert "no checkpoint at" in error_of(capsys, tmp_path / "nowhere", "--data", text)
     assert "--data" in error_of(capsys, memory)
     assert "limit must be at least 1" in error_of(capsys, memory, "--data", text, "--limit", 0)
+    assert "seed must be from 0" in error_of(capsys, memory, "--data", text, "--seed", 10**23)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert "exists already" in error_of(capsys, memory, "--data", text, "--out", tmp_path / "link")
     assert "finest must be at least 1" in error_of(capsys, memory, "--data", text, "--finest", 0)
     short = tmp_path / "short.txt"
     short.write_text("In the")
@@ -424,6 +439,8 @@ def test_nothing_is_overwritten(
     before = (done / "analysis.json").read_bytes()
     assert "exists already" in error_of(capsys, runs["memory"], "--data", store.path, "--out", done)
     assert "finished analysis" in error_of(capsys, done, "--data", store.path)
+    told = error_of(capsys, done, "--out", tmp_path / "other", "--limit", 5)
+    assert told.endswith("give a model, or no --out and --limit\n")
     assert (done / "analysis.json").read_bytes() == before
     (tmp_path / "analysis.json").write_text('{"format": "something else"}')
     (tmp_path / "report.html").write_text("mine")

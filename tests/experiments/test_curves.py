@@ -74,6 +74,20 @@ def test_many_records_are_smoothed(tmp_path: Path, drawn: list[Figure]) -> None:
     assert up == pytest.approx([9 - step / 10 for step in range(3, 80, 2)])
 
 
+def test_odd_logs_are_drawn_without_a_warning(
+    tmp_path: Path, drawn: list[Figure], recwarn: pytest.WarningsRecorder
+) -> None:
+    one, other = log(tmp_path / "a.jsonl", steps=2), log(tmp_path / "b.jsonl", steps=20)
+    text = other.read_text().replace('"step": 2,', '"step": 3,').splitlines()[:1]
+    other.write_text(
+        "\n".join([*text, '{"step": 3, "validation_loss": NaN}', '{"step": 3, "validation_loss": Infinity}'])
+    )
+    found = curves([str(one), str(other)], tmp_path / "plot.png")
+    assert found[1].validation == {}
+    assert [text.get_text() for text in drawn[0].axes[1].texts] == ["no logged step in common"]
+    assert not recwarn.list
+
+
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [log(tmp_path / group / "same" / "log.jsonl").parent for group in ("x", "y")]
     with pytest.raises(SystemExit) as stop:

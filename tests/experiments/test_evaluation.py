@@ -1,5 +1,6 @@
 """`logpast eval` end to end: counts, batch sizes, accounting, comparison, ledger."""
 
+import errno
 import json
 import math
 import multiprocessing
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from logpast import files
 from logpast.data import TokenStore, prepare
 from logpast.errors import UserError
 from logpast.experiments import evaluation, ledger
@@ -147,9 +149,44 @@ def test_places_that_cannot_be_written_are_told_before_scoring(run: Path, books:
             evaluate(run, str(books), record=wrong)
         with pytest.raises(UserError, match=str(wrong)):
             evaluate(run, str(books), save_nats=wrong)
+    same = tmp_path / "same.jsonl"
+    same.write_text("precious")
+    for two in (
+        {"json": str(same), "record": same},
+        {"save_nats": same, "record": tmp_path / "file" / ".." / "same.jsonl"},
+    ):
+        with pytest.raises(UserError, match=r"would both be written to .*same\.jsonl; give each its own place"):
+            evaluate(run, str(books), **two)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"ends in \.jsonl"):
+        evaluate(run, str(books), record=tmp_path / "table.json")
+    assert same.read_text() == "precious"
     (tmp_path / "empty.npy").write_bytes(b"")
     with pytest.raises(UserError, match="cannot read saved nats"):
         evaluate(run, str(books), against=tmp_path / "empty.npy")
+
+
+def test_saved_nats_are_numbers(run: Path, store: TokenStore, tmp_path: Path) -> None:
+    nats = np.full(len(store), 2.0)
+    for wrong in (np.where(np.arange(len(store)) == 3, np.nan, nats), nats.astype(complex), nats > 1, nats.astype(str)):
+        np.save(tmp_path / "n.npy", wrong)
+        with pytest.raises(UserError, match="does not hold the nats of"):
+            evaluate(run, str(store.path), against=tmp_path / "n.npy")
+    np.save(tmp_path / "n.npy", nats)
+    assert evaluate(run, str(store.path), against=str(tmp_path / "n.npy"))["against"]  # type: ignore[arg-type]
+
+
+def test_a_full_disk_takes_no_scores_away(
+    run: Path, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "n.npy").write_text("old")
+    monkeypatch.setattr(files, "sync", full)
+    with pytest.raises(UserError, match="No space left"):
+        evaluate(run, str(books), save_nats=tmp_path / "n.npy")
+    assert (tmp_path / "n.npy").read_text() == "old"
+    assert "ppl_token" in capsys.readouterr().out
 
 
 def test_paper_accounting_needs_slots(train_config: TrainConfig, books: Path) -> None:

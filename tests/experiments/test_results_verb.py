@@ -1,6 +1,7 @@
 """`logpast results`: every row, the right ones, in every form."""
 
 import csv
+import errno
 import json
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from logpast import files
 from logpast.cli import main
 from logpast.errors import UserError
 from logpast.experiments.results import results
@@ -20,9 +22,9 @@ HERE = Path(__file__).parents[2] / "results"
 def test_every_row_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     rows = results(folder=HERE)
     lines = capsys.readouterr().out.splitlines()
-    files = {path.stem: path for path in [*HERE.glob("*.jsonl"), *HERE.glob("*.json")]}
-    assert {row["file"] for row in rows} == set(files)
-    for name, path in files.items():
+    there = {path.stem: path for path in [*HERE.glob("*.jsonl"), *HERE.glob("*.json")]}
+    assert {row["file"] for row in rows} == set(there)
+    for name, path in there.items():
         if path.suffix == ".jsonl":
             assert sum(line.startswith(f"{name} ") for line in lines) == len(path.read_text().splitlines())
         else:
@@ -150,6 +152,29 @@ def test_rows_are_never_written_over(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="each its own place"):
             results(folder=folder, json=one, csv=other)
     assert not (tmp_path / "a").exists()
+
+
+def test_what_is_there_stays_if_the_new_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "sync", full)
+    for option in ("json", "csv"):
+        (tmp_path / option).write_text("old")
+        with pytest.raises(UserError, match="No space left on device; make room"):
+            results(folder=HERE, **{option: str(tmp_path / option)})  # type: ignore[arg-type]
+        assert (tmp_path / option).read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_odd_names(tmp_path: Path) -> None:
+    names = ["a[1]?", "a1b", "half \ud800"]
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").write_text("".join(json.dumps(RUN | {"run": name}) + "\n" for name in names))
+    assert [row["run"] for row in results(["run=a[1]?"], tmp_path / "rows")] == ["a[1]?"]
+    assert len(results(["run=a*"], tmp_path / "rows")) == 2
+    results(folder=tmp_path / "rows", json=str(tmp_path / "r.json"), csv=str(tmp_path / "r.csv"))
+    assert [row["run"] for row in json.loads((tmp_path / "r.json").read_text())][2] == "half ?"
 
 
 def test_standard_output_holds_nothing_but_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Sweeps: a page becomes cells; none is lost or doubled, whatever is killed when; failures and time boxes."""
 
 import json
+import math
 import os
 import random
 import re
@@ -602,6 +603,7 @@ def test_mistakes_in_the_options_are_told(page: Changed, monkeypatch: pytest.Mon
     for options, told in (
         ({"jobs": 0}, "jobs must be above 0"),
         ({"minutes": -1}, "minutes must be above 0"),
+        ({"minutes": math.nan}, "minutes must be above 0"),
         ({"jobs": 2, "address": "local"}, "--jobs is for cells without Ray"),
     ):
         with pytest.raises(UserError, match=told):

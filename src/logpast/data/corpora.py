@@ -155,6 +155,8 @@ CORPORA = {
 
 def find(spec: str, root: Path | None = None) -> Source:
     """The source of that name: a corpus's split, a file, a folder, a glob. `root` overrides LOGPAST_DATA."""
+    if not spec:
+        raise UserError("the name of a text is empty; give a file, a folder (. is this one), a glob or a corpus")
     name, _, split = spec.partition(":")
     if name in CORPORA:
         return _known(name, split, root)
@@ -276,7 +278,8 @@ def _decode(blocks: Iterable[bytes], place: str) -> Iterator[str]:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             byte = offset - held + error.start
-            fix = "convert it, as with `iconv -f latin1 -t utf-8`"
+            theirs = "utf-16" if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "latin1"
+            fix = f"convert it, as with `iconv -f {theirs} -t utf-8`"
             raise UserError(f"{place} is not UTF-8 at byte {byte}: {fix}") from None
         offset += len(block)
         if text:

@@ -76,6 +76,7 @@ def prepare(
     """
     if workers is not None and workers < 1:
         raise UserError(f"workers must be 1 or more, got {workers}")
+    sources = [sources] if isinstance(sources, str) else sources
     out = Path(os.path.abspath(out))
     if os.path.lexists(out):
         raise UserError(f"{out} exists already and is left as it is: choose another --out, or delete it first")

@@ -174,7 +174,11 @@ def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
         initial_alphabet=sorted(hf.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
+    # time grows with the square of what no pattern cuts: of a genome in a line, learn from pieces
+    words, pieces = tokenizer.pre_tokenizer, hf.pre_tokenizers.Split(hf.Regex(r"\S{1000}|\s{1000}"), "isolated")
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.Sequence([pieces, words])
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = words
     return BPE(tokenizer.to_str())
 
 

@@ -10,7 +10,8 @@ over blocks where documents are few, and all differences are between the nats of
 from __future__ import annotations
 
 import hashlib
-import math
+import inspect
+import os
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -55,6 +56,7 @@ from logpast.version import __version__
 
 Array = NDArray[np.float64]
 
+LARGEST = 700  # nats whose perplexity is still a number
 #: where bins of frequent and rare tokens begin
 COUNTS = sorted({0} | {step * 10**power for power in range(12) for step in (1, 3)})
 
@@ -108,16 +110,21 @@ def analyze(
     Returns:
         What stands in analysis.json.
     """
+    defaults = inspect.signature(analyze).parameters
+    asked = [name for name, value in locals().items() if name in defaults and value != defaults[name].default]
+    checkpoint, control, out = Path(checkpoint), control and Path(control), out and Path(out)
     if is_analysis(checkpoint):
-        return _draw_again(checkpoint, data or control)
+        return _draw_again(checkpoint, asked[1:])
     for name, value in (("batch_size", batch_size), ("limit", limit), ("finest", finest)):
         if value < 1:
             raise UserError(f"{name} must be at least 1, got {value}")
+    if not 0 <= seed < 2**63:
+        raise UserError(f"seed must be from 0 to 2^63 − 1, got {seed}")
     found = find_checkpoint(checkpoint)
     if data is None:
         raise UserError("give the text to score with --data, such as --data wikitext103:test")
     out = out or Path("runs") / f"{found.config.run.name}-analysis"
-    if out.exists():
+    if os.path.lexists(out):
         raise UserError(f"{out} exists already; delete it, or give another folder with --out")
     make_way(out)
     place = device_for(device, precision)
@@ -194,6 +201,10 @@ class Passes:
                 model, self.store, model.window, model.history, self.batch_size, self.streams, self.device, limit,
                 progress=lambda tokens: self.progress.update(int(self.done + cost * tokens), name), stride=stride,
             )[:limit]  # fmt: skip
+        if not nats.mean() < LARGEST:
+            raise UserError(
+                f"{name}: its loss is {nats.mean():.4g}, for its training diverged; take another checkpoint"
+            )
         self.done += cost * len(nats)
         self.nats[name] = nats
         return nats
@@ -322,7 +333,7 @@ def _strides(passes: Passes, model: LanguageModel, rival: Rival | None, some: in
             rows = [_increase(whole, whole, groups)]
             rows += [_increase(passes(f"{name}, stride {s}", each, some, s), whole, groups) for s in strides[1:]]
             result[name] = {"stride": strides, "cost": [each.window / s for s in strides]} | _columns(rows)
-            result[name]["ppl_token"] = [math.exp(nats) for nats in result[name]["nats"]]
+            result[name]["ppl_token"] = [metrics.perplexity(nats, 1) for nats in result[name]["nats"]]
     if isinstance(rival, Kept) and rival.stride:
         result["control"] = rival.stride
     return result
@@ -414,11 +425,10 @@ def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision:
         raise UserError(f"{out} has come to exist meanwhile; give another folder with --out") from None
 
 
-def _draw_again(finished: Path, asked: object) -> dict[str, Any]:
-    if asked is not None:
-        raise UserError(
-            f"{finished} is a finished analysis, whose page is drawn again; give a model, or no --data and --control"
-        )
+def _draw_again(finished: Path, asked: list[str]) -> dict[str, Any]:
+    if asked:
+        options = " and ".join(f"--{name}" for name in asked)
+        raise UserError(f"{finished} is a finished analysis, whose page is drawn again; give a model, or no {options}")
     result = read_analysis(finished)
     try:
         page = draw(result)

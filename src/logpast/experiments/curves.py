@@ -90,7 +90,11 @@ def read_curve(path: Path, name: str = "") -> Curve:
         training = {int(r["step"]): float(r["loss"]) for r in records if "loss" in r and math.isfinite(r["loss"])}
         if not training:
             raise UserError(f"{path} has no log of training yet; give a run's folder, or its log.jsonl")
-        validation = {int(r["step"]): float(r["validation_loss"]) for r in records if "validation_loss" in r}
+        validation = {
+            int(r["step"]): float(r["validation_loss"])
+            for r in records
+            if "validation_loss" in r and math.isfinite(r["validation_loss"])
+        }
         return Curve(name, {int(r["step"]): float(r["tokens"]) for r in records if "loss" in r}, training, validation)
 
 
@@ -125,13 +129,17 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
     ends = [value for curve in found for value in [*curve.validation.values(), *list(curve.training.values())[-5:]]]
     highest = max(list(curve.training.values())[len(curve.training) // 10] for curve in found)
     losses.set(title="loss (lines: training; dots: validation)")
-    losses.set_ylim(min(ends) - 0.05 * (highest - min(ends)), max(highest, *ends))
+    if max(highest, *ends) > min(ends):
+        losses.set_ylim(min(ends) - 0.05 * (highest - min(ends)), max(highest, *ends))
     for axis in others:
         axis.axhline(0, color="0.3", linewidth=0.8)
         beside = found[0].name if len(groups) == 1 else "the other of its pair"
         axis.set(title=f"above {beside} at the same step")
     for axis in (losses, *others):
-        axis.legend(frameon=False, fontsize=8)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(frameon=False, fontsize=8)
+        else:
+            axis.text(0.5, 0.5, "no logged step in common", transform=axis.transAxes, ha="center")
         axis.set(xlabel="million tokens" if x == "tokens" else x, ylabel="nats per token")
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(plot, dpi=130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from logpast.data.windows import Streams
 from logpast.environment import pick_device
 from logpast.errors import UserError
 from logpast.experiments import ledger
-from logpast.files import make_way, write_whole
+from logpast.files import make_way_for, write_whole
 from logpast.filters import paper_horizon
 from logpast.models import LanguageModel, LogMemoryConfig, TransformerConfig
 from logpast.progress import meter
@@ -70,9 +71,10 @@ def evaluate(
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}")
-    for file in (save_nats, record, None if json in (None, "-") else Path(json)):
-        if file is not None:
-            make_way(file)
+    against, record, save_nats = (None if path is None else Path(path) for path in (against, record, save_nats))
+    make_way_for({"--save_nats": save_nats, "--record": record, "--json": json})
+    if record is not None and record.suffix != ".jsonl":
+        raise UserError(f"{record} is no ledger: give --record a name that ends in .jsonl")
     found = find_checkpoint(checkpoint)
     store = open_tokens(data, found.load_tokenizer(), cache)
     streams = streams or found.config.data.streams
@@ -82,10 +84,6 @@ def evaluate(
     started = time.monotonic()
     nats = _score_checkpoint(found, store, batch_size, streams, place, precision)
     seconds = time.monotonic() - started
-    if save_nats is not None:
-        with save_nats.open("wb") as handle:
-            np.save(handle, nats)
-
     result: dict[str, Any] = {"checkpoint": str(found.path), "data": store.name, "accounting": accounting}
     result |= figures(nats, store, span)
     if accounting != "all":
@@ -96,9 +94,14 @@ def evaluate(
         ours, tokens = per_document(nats, store, span)
         theirs, _ = per_document(other, store, span)
         result["against"] = {"checkpoint": str(against)} | metrics.paired_difference(ours, theirs, tokens)
-    if record is not None:  # first, for what reads our output may be gone
-        ledger.append(record, ledger.row(found, store, result))
-    _report(result, json)
+    try:
+        if record is not None:  # first, for what reads our output may be gone
+            ledger.append(record, ledger.row(found, store, result))
+        if save_nats is not None:
+            np.save(content := BytesIO(), nats)
+            write_whole(save_nats, content.getvalue())
+    finally:  # a full disk takes no scores away
+        _report(result, json)
     return result
 
 
@@ -158,7 +161,8 @@ def _saved_nats(path: Path, store: TokenStore) -> NDArray[np.float64]:
         nats = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"cannot read saved nats from {path}: {error}") from None
-    if not isinstance(nats, np.ndarray) or nats.shape != (len(store),):
+    whole = isinstance(nats, np.ndarray) and nats.dtype.kind == "f" and nats.shape == (len(store),)
+    if not whole or not np.isfinite(nats).all():
         raise UserError(f"{path} does not hold the nats of {store.name}'s {len(store)} tokens; save them anew")
     return nats
 

@@ -68,6 +68,8 @@ def kept_of(path: Path, store: TokenStore, settings: dict[str, Any], some: int) 
         kept = Kept(result["model"], load_file(folder / NATS)["model"].astype(np.float64), stride)
         if len(kept.nats) != len(store) or min(kept.window, kept.history) < 0:
             raise ValueError(f"it has {len(kept.nats)} of {len(store)} tokens")
+    except UserError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise UserError(f"{folder} does not hold what a control needs ({error}); analyze the control anew") from None
     return kept

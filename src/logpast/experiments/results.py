@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import csv as csv_library
 import json as json_library
+import re
 import statistics
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.experiments.figures import check_picture
 from logpast.experiments.tables import Table, aligned
-from logpast.files import make_way
+from logpast.files import make_way_for, write_whole
 from logpast.metrics import flat
 
 COLUMNS = {
@@ -89,7 +89,7 @@ def results(
     """
     if plot is not None:
         check_picture(plot)
-    _check_targets([str(target) for target in (json, csv, plot) if target is not None], folder)
+    _check_targets({"--json": json, "--csv": csv, "--plot": plot}, folder)
     conditions = [_condition(word) for word in where or []]
     entries = read(folder)
     if not entries:
@@ -98,33 +98,28 @@ def results(
     if plot is not None:
         _draw(entries, plot, x, y, [name.strip() for name in by.split(",")])
     if json is not None:
-        with _opened(json) as stream:
-            rows = [{"file": entry.file} | entry.row for entry in entries]
-            stream.write(json_library.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+        rows = [{"file": entry.file} | entry.row for entry in entries]
+        _give(json, json_library.dumps(rows, indent=2, ensure_ascii=False) + "\n")
     if csv is not None:
-        with _opened(csv) as stream:
-            heads = list(dict.fromkeys(name for entry in entries for name in _names(entry)))
-            csv_library.writer(stream, lineterminator="\n").writerows(
-                [heads, *([entry.values.get(name) for name in heads] for entry in entries)]
-            )
+        heads = list(dict.fromkeys(name for entry in entries for name in _names(entry)))
+        text = StringIO()
+        csv_library.writer(text, lineterminator="\n").writerows(
+            [heads, *([entry.values.get(name) for name in heads] for entry in entries)]
+        )
+        _give(csv, text.getvalue())
     if "-" not in (json, csv):
         print("\n\n".join(aligned(table) for table in tables(entries)))
     return [{"file": entry.file} | entry.row for entry in entries]
 
 
-def _check_targets(targets: list[str], folder: Path) -> None:
+def _check_targets(targets: dict[str, Path | str | None], folder: Path) -> None:
     """Nothing is written over what is read, nor over each other."""
-    places = [target if target == "-" else str(Path(target).resolve()) for target in targets]
-    twice = next((target for target, place in zip(targets, places, strict=True) if places.count(place) > 1), None)
-    if twice:
-        raise UserError(f"two of --json, --csv and --plot would be written to {twice}; give each its own place")
+    make_way_for(targets)
     rows = {file.resolve() for file in folder.glob("*.json*")}
-    for target in map(Path, targets):
-        place = target.resolve()
+    for target in targets.values():
+        place = Path(target or "-").resolve()
         if place in rows or (place.parent == folder.resolve() and place.suffix in (".json", ".jsonl")):
             raise UserError(f"{target} would be read as rows of {folder}; write it to another folder")
-        if str(target) != "-":
-            make_way(target)
 
 
 def read(folder: Path, option: str = "--folder") -> list[Entry]:
@@ -226,7 +221,7 @@ def _holds(value: Any, wanted: str) -> bool:
             return float(wanted.replace(",", "")) == value
         except ValueError:
             return False
-    return fnmatchcase(_as_asked(value), wanted)
+    return fnmatchcase(_as_asked(value), re.sub(r"[][?]", r"[\g<0>]", wanted))  # of its signs we have * alone
 
 
 def _as_asked(value: Any) -> str:
@@ -274,13 +269,11 @@ def _sortable(value: Any) -> tuple[int, Any]:
     return (0, 0) if value is None else (1, value) if _is_number(value) else (2, str(value))
 
 
-@contextmanager
-def _opened(target: str) -> Iterator[TextIO]:
+def _give(target: str, text: str) -> None:
     if target == "-":
-        yield sys.stdout
+        sys.stdout.write(text)
         return
-    with Path(target).open("w", encoding="utf-8", newline="") as stream:
-        yield stream
+    write_whole(Path(target), text)
     print(f"wrote {target}", file=sys.stderr)  # standard output may be carrying rows
 
 

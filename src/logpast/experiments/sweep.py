@@ -65,7 +65,7 @@ def sweep(
         The rows of all finished cells.
     """
     for name, value in (("jobs", jobs), ("minutes", minutes)):
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:
             raise UserError(f"{name} must be above 0, got {value}")
     if jobs and address is not None:
         raise UserError("--jobs is for cells without Ray; with --address, set cpus and gpus of a cell in the page")

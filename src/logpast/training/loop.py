@@ -128,8 +128,10 @@ class Run:
         if self.leads:
             try:
                 self.folder.enter_context(entered(self.config, resumed))
-            except (UserError, OSError) as error:
+            except UserError as error:
                 problem = str(error)
+            except OSError as error:
+                problem = f"cannot write {config.run}: {error.strerror}; make room or give another --run folder"
         if problem := fabric.broadcast(problem):  # or the others would wait for ever
             raise UserError(problem)
         self.log = Log(config.run, config.tensorboard, self.done) if self.leads else Log()

@@ -22,10 +22,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class _EachKeyOnce(yaml.SafeLoader):
+    """Of two values under one key plain YAML takes the last, without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        places = dict[Any, Any]()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:merge" and places.setdefault(key.value, key) is not key:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(file: Path) -> Any:
     """What a page of YAML holds."""
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
+        return yaml.load(file.read_text(encoding="utf-8"), _EachKeyOnce)  # a kind of safe loader
     except OSError as error:
         raise UserError(f"cannot read the recipe {file}: {error.strerror}; see the folder recipes/") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
