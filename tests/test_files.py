@@ -54,6 +54,17 @@ def test_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, had
         pass
 
 
+def test_what_a_kill_left_long_ago_is_cleared_away(tmp_path: Path) -> None:
+    left = [tmp_path / f".{name}.abc.unfinished" for name in ("a[1]", "new", "other")]
+    for folder in left:
+        (folder / "part").mkdir(parents=True)
+    for folder in (left[0], left[2]):
+        os.utime(folder, (0, 0))
+    with whole_or_absent(tmp_path / "a[1]"):
+        pass
+    assert sorted(tmp_path.iterdir()) == sorted([*left[1:], tmp_path / "a[1]"])
+
+
 def test_whoever_may_read_one_file_of_a_folder_may_read_all(tmp_path: Path) -> None:
     with whole_or_absent(tmp_path / "made") as folder:
         (folder / "open").touch()

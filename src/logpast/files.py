@@ -8,8 +8,10 @@ import os
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +20,7 @@ from safetensors import SafetensorError
 from logpast.errors import UserError
 
 UNFINISHED = ".*.unfinished"  # what a kill may leave
+STALE = 7 * 86_400.0  # seconds after which nobody is at work on it any more
 LOCK = "lock"  # in a folder that is worked in, and stays there
 
 
@@ -30,6 +33,10 @@ def whole_or_absent(place: Path) -> Iterator[Path]:
     folder = place.with_name(f".{place.name}.{secrets.token_hex(4)}.unfinished")
     try:
         folder.mkdir(parents=True)
+        for leftover in place.parent.glob(f".{escape(place.name)}.*.unfinished"):
+            with suppress(OSError):  # it may be moved to its place just now
+                if time.time() - leftover.stat().st_mtime > STALE:
+                    shutil.rmtree(leftover)
         yield folder
         mode = folder.stat().st_mode & 0o666  # some libraries write files that only their owner may read
         for path in [*folder.rglob("*"), folder]:
