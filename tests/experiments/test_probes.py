@@ -75,7 +75,7 @@ def test_beyond_the_horizon_there_is_nothing_to_change(name: str) -> None:
     whole, reach = scored(model, store), model.history
     assert reach == {"log_memory": 8, "recent": 5}[name]
     for lag in (reach, reach + 3):
-        for change in (probes.cut_beyond(lag), probes.shuffled_beyond(lag, reach, seed=0)):
+        for change in (probes.cut_beyond(lag), probes.shuffled_beyond(lag, probes.random_keys(reach, seed=0))):
             with probes.changed_past(model, ids=change):
                 np.testing.assert_array_equal(scored(model, store), whole)
     with probes.changed_past(model, ids=probes.cut_beyond(reach - 1)):
@@ -110,14 +110,16 @@ def test_shuffling_keeps_what_is_near_what_is_there_and_what_is_missing() -> Non
     ids = torch.arange(1, 41).repeat(3, 1)
     ids[1, :25] = -1
     ids[2] += 1001
-    done = probes.shuffled_beyond(6, 40, seed=0)(ids)
+    done = probes.shuffled_beyond(6, probes.random_keys(40, seed=0))(ids)
     assert torch.equal(done[:, 34:], ids[:, 34:])
     assert torch.equal(done[1, :25], ids[1, :25])
     for before, after in zip(ids, done, strict=True):
         assert sorted(after.tolist()) == sorted(before.tolist())
         assert after.tolist() != before.tolist()
-    assert torch.equal(done[0], probes.shuffled_beyond(6, 40, seed=0)(ids[:1])[0])  # alone as among others
-    assert not torch.equal(done, probes.shuffled_beyond(6, 40, seed=1)(ids))
+    assert torch.equal(
+        done[0], probes.shuffled_beyond(6, probes.random_keys(40, seed=0))(ids[:1])[0]
+    )  # alone as among others
+    assert not torch.equal(done, probes.shuffled_beyond(6, probes.random_keys(40, seed=1))(ids))
     moved = done[2] - 1001
     assert not torch.equal(moved, done[0])  # another window, another order
 
@@ -125,7 +127,7 @@ def test_shuffling_keeps_what_is_near_what_is_there_and_what_is_missing() -> Non
 def test_every_token_is_as_likely_to_come_first() -> None:
     ids = torch.arange(8).repeat(3000, 1) + 8 * torch.arange(3000).unsqueeze(1) ** 2  # all orders are dealt
     ids[:, -1] += torch.arange(3000)
-    first = probes.shuffled_beyond(1, 8, seed=0)(ids)[:, 0] - ids[:, 0]
+    first = probes.shuffled_beyond(1, probes.random_keys(8, seed=0))(ids)[:, 0] - ids[:, 0]
     assert torch.unique(first).tolist() == list(range(7))
 
 

@@ -13,10 +13,12 @@ import hashlib
 import inspect
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +38,7 @@ from logpast.experiments.kept import FORMAT, JSON, NATS, PAGE, Kept, is_analysis
 from logpast.experiments.probes import (
     NEVER,
     PERMUTATIONS,
+    Change,
     Kinds,
     changed_past,
     cut_beyond,
@@ -44,6 +47,7 @@ from logpast.experiments.probes import (
     last_seen,
     occurrences,
     places_in_stream,
+    random_keys,
     shuffled_beyond,
     silent,
 )
@@ -139,11 +143,14 @@ def analyze(
     started = time.monotonic()
     rival, about_rival = _control(control, store, settings, some, place) if control else (None, None)
     model = load(found, place, precision)
-    with meter("analyzing", _work(model, rival, len(store), some, finest)) as progress:
-        passes = Passes(store, streams, batch_size, place, precision, progress)
+    plan = _plan(model, rival, len(store), some, finest, seed, place)
+    with meter("analyzing", int(sum(one.cost for kind in plan.values() for one in kind))) as progress:
         frequent = _counted(found, store, counts, cache, progress)
-        parts = _of_tokens(passes, model, rival, frequent) | _of_the_past(passes, model, some, seed)
-        parts["stride"] = _strides(passes, model, rival, some, finest)
+        nats = _run(plan, store, streams, batch_size, place, precision, progress)
+    if isinstance(rival, Kept):
+        nats["control"] = {"control": rival.nats}
+    parts = _of_tokens(nats, store, streams, model, rival, frequent) | _of_the_past(nats, store, model, some)
+    parts["stride"] = _strides(nats, store, model, rival, some, finest)
     about = {
         "format": FORMAT,
         "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -157,7 +164,7 @@ def analyze(
         "control": about_rival,
     }
     result = metrics.jsonable(about | _rounded(parts))
-    _write(out, result, passes.nats, precision)
+    _write(out, result, {name: each for kind in nats.values() for name, each in kind.items()}, precision)
     _report(result, out)
     return result
 
@@ -177,43 +184,83 @@ def _control(
     return model, _identity(found, model, store)
 
 
-class Passes:
-    """Scores a text again and again behind one progress bar, and keeps the nats that each pass found."""
+class Pass(NamedTuple):
+    """One scoring of the text's first tokens, or of all."""
 
-    def __init__(
-        self,
-        store: TokenStore,
-        streams: Streams,
-        batch_size: int,
-        device: torch.device,
-        precision: str,
-        progress: Meter,
-    ) -> None:
-        self.store, self.streams, self.batch_size = store, streams, batch_size
-        self.device, self.precision, self.progress = device, precision, progress
-        self.nats: dict[str, Array] = {}
-        self.done = 0.0
+    name: str
+    model: LanguageModel
+    tokens: int
+    stride: int
+    change: dict[str, Change] = {}  # noqa: RUF012 (nobody writes to it)
+    """of its past, as `changed_past` takes it"""
 
-    def __call__(self, name: str, model: LanguageModel, limit: int | None = None, stride: int | None = None) -> Array:
-        cost = model.window / (stride or model.window)
-        with arithmetic(self.device, self.precision):
-            nats = score(
-                model, self.store, model.window, model.history, self.batch_size, self.streams, self.device, limit,
-                progress=lambda tokens: self.progress.update(int(self.done + cost * tokens), name), stride=stride,
-            )[:limit]  # fmt: skip
-        if not nats.mean() < LARGEST:
-            raise UserError(
-                f"{name}: its loss is {nats.mean():.4g}, for its training diverged; take another checkpoint"
-            )
-        self.done += cost * len(nats)
-        self.nats[name] = nats
-        return nats
+    @property
+    def cost(self) -> float:
+        """How many tokens are read: where windows overlap, more than are scored."""
+        return self.tokens * self.model.window / self.stride
 
-    def control(self, rival: Rival) -> Array:
-        if isinstance(rival, LanguageModel):
-            return self("control", rival)
-        self.nats["control"] = rival.nats
-        return rival.nats
+
+def _plan(
+    model: LanguageModel, rival: Rival | None, tokens: int, some: int, finest: int, seed: int, device: torch.device
+) -> dict[str, list[Pass]]:
+    """All passes, by what they are to tell of, in the order of their work."""
+    plan = {"model": [Pass("model", model, tokens, model.window)]}
+    if isinstance(rival, LanguageModel):
+        plan["control"] = [Pass("control", rival, tokens, rival.window)]
+    if isinstance(model, Transformer) and model.slots:
+        places = list(range(model.slots))[::-1]  # the nearest slot stands last in the sequence
+        lags, keys = _lags(model.history), random_keys(model.history, seed, device)
+        changes: dict[str, dict[str, dict[str, Change]]] = {
+            "slots": {f"slot {n} silent": {"slots": silent([place])} for n, place in enumerate(places, start=1)},
+            "none": {"all slots silent": {"slots": silent(places)}},
+            "cut": {f"cut beyond {lag}": {"ids": cut_beyond(lag)} for lag in lags},
+            "shuffled": {f"shuffled beyond {lag}": {"ids": shuffled_beyond(lag, keys)} for lag in lags},
+        }
+        for kind, some_changes in changes.items():
+            plan[kind] = [Pass(name, model, some, model.window, change) for name, change in some_changes.items()]
+    for name, each in (("model", model), ("control", rival)):
+        if isinstance(each, Transformer):
+            strides = _halved(each.window, finest)[1:]
+            plan[f"{name} by stride"] = [Pass(f"{name}, stride {s}", each, some, s) for s in strides]
+    return plan
+
+
+Nats = dict[str, dict[str, Array]]  # as the plan has them: kind -> the name of a pass -> of each token
+
+
+def _run(
+    plan: dict[str, list[Pass]],
+    store: TokenStore,
+    streams: Streams,
+    batch_size: int,
+    device: torch.device,
+    precision: str,
+    progress: Meter,
+) -> Nats:
+    """Score the text again and again behind one progress bar."""
+    found, done = Nats(), 0.0
+    for kind, passes in plan.items():
+        for one in passes:
+            model, share = one.model, one.cost / one.tokens
+            with ExitStack() as stack:
+                if one.change and isinstance(model, Transformer):
+                    stack.enter_context(changed_past(model, **one.change))
+                stack.enter_context(arithmetic(device, precision))
+                nats = score(
+                    model, store, model.window, model.history, batch_size, streams, device, one.tokens,
+                    progress=partial(_show, progress, one.name, done, share), stride=one.stride,
+                )[: one.tokens]  # fmt: skip
+            if not nats.mean() < LARGEST:
+                raise UserError(
+                    f"{one.name}: its loss is {nats.mean():.4g}, for its training diverged; take another checkpoint"
+                )
+            done += one.cost
+            found.setdefault(kind, {})[one.name] = nats
+    return found
+
+
+def _show(progress: Meter, name: str, done: float, share: float, tokens: int) -> None:
+    progress.update(int(done + share * tokens), name)
 
 
 @dataclass(frozen=True)
@@ -242,14 +289,14 @@ class Sides:
         return {"from": [begins[i] for i in present], "to": [last[i] for i in present]} | table
 
 
-def _of_tokens(passes: Passes, model: LanguageModel, rival: Rival | None, frequent: TokenStore) -> dict[str, Any]:
+def _of_tokens(
+    nats: Nats, store: TokenStore, streams: Streams, model: LanguageModel, rival: Rival | None, frequent: TokenStore
+) -> dict[str, Any]:
     """What the nats of the whole text tell, scored once by each."""
-    store = passes.store
-    ours = passes("model", model)
-    theirs = passes.control(rival) if rival else None
+    ours, theirs = nats["model"]["model"], nats["control"]["control"] if rival else None
     groups, what = groups_of(store, len(store), model.window)
     sides = Sides(ours, theirs, groups)
-    place = places_in_stream(store, passes.streams)
+    place = places_in_stream(store, streams)
     position = place % model.window
     seen = last_seen(np.asarray(store.tokens), place, model.window)
     where, names = _whereabouts(seen, model, rival)
@@ -291,7 +338,7 @@ def _whereabouts(seen: Kinds, model: LanguageModel, rival: Rival | None) -> tupl
     return np.where(seen == NEVER, len(names) - 1, kinds), names
 
 
-def _of_the_past(passes: Passes, model: LanguageModel, some: int, seed: int) -> dict[str, Any]:
+def _of_the_past(nats: Nats, store: TokenStore, model: LanguageModel, some: int) -> dict[str, Any]:
     """What each slot is worth, and each stretch of the history: parts that only a model with slots has."""
     if not isinstance(model, Transformer) or not model.slots:
         why = (
@@ -300,40 +347,34 @@ def _of_the_past(passes: Passes, model: LanguageModel, some: int, seed: int) -> 
             else "this model carries a state from segment to segment: no slots or history stand before its window"
         )
         return {"slots": {"absent": why}, "lags": {"absent": why}}
-    whole = passes.nats["model"][:some]
-    groups, what = groups_of(passes.store, some, model.window)
+    whole = nats["model"]["model"][:some]
+    groups, what = groups_of(store, some, model.window)
     about = {"tokens": some, "intervals": f"95 %, bootstrap over {what}", "whole": float(whole.mean())}
-
-    def increase(name: str, **change: Any) -> dict[str, Any]:
-        with changed_past(model, **change):
-            return _increase(passes(name, model, some), whole, groups)
-
-    places = list(range(model.slots))[::-1]  # the nearest slot stands last in the sequence
-    slots = [increase(f"slot {number} silent", slots=silent([p])) for number, p in enumerate(places, start=1)]
-    none = increase("all slots silent", slots=silent(places))
-    lags = _lags(model.history)
-    where = model.history, seed, passes.device
-    cut = [increase(f"cut beyond {lag}", ids=cut_beyond(lag)) for lag in lags]
-    mixed = [increase(f"shuffled beyond {lag}", ids=shuffled_beyond(lag, *where)) for lag in lags]
+    slots, none, cut, mixed = (
+        _columns([_increase(each, whole, groups) for each in nats[kind].values()])
+        for kind in ("slots", "none", "cut", "shuffled")
+    )
     return {
-        "slots": about | {"lag": _peaks(model), "all": none} | _columns(slots),
-        "lags": about | {"permutations": PERMUTATIONS, "lag": lags, "cut": _columns(cut), "shuffled": _columns(mixed)},
+        "slots": about | {"lag": _peaks(model), "all": {name: column[0] for name, column in none.items()}} | slots,
+        "lags": about | {"permutations": PERMUTATIONS, "lag": _lags(model.history), "cut": cut, "shuffled": mixed},
     }
 
 
-def _strides(passes: Passes, model: LanguageModel, rival: Rival | None, some: int, finest: int) -> dict[str, Any]:
+def _strides(
+    nats: Nats, store: TokenStore, model: LanguageModel, rival: Rival | None, some: int, finest: int
+) -> dict[str, Any]:
     """The same tokens by windows that overlap more and more."""
     if not isinstance(model, Transformer):
         return {"absent": "this model carries a state from segment to segment: it reads each token once"}
-    groups, what = groups_of(passes.store, some, model.window)
+    groups, what = groups_of(store, some, model.window)
     result: dict[str, Any] = {"tokens": some, "intervals": f"95 %, bootstrap over {what}"}
     for name, each in (("model", model), ("control", rival)):
         if isinstance(each, Transformer):
-            strides, whole = _halved(each.window, finest), passes.nats[name][:some]
-            rows = [_increase(whole, whole, groups)]
-            rows += [_increase(passes(f"{name}, stride {s}", each, some, s), whole, groups) for s in strides[1:]]
-            result[name] = {"stride": strides, "cost": [each.window / s for s in strides]} | _columns(rows)
-            result[name]["ppl_token"] = [metrics.perplexity(nats, 1) for nats in result[name]["nats"]]
+            strides, whole = _halved(each.window, finest), nats[name][name][:some]
+            passes = [whole, *nats.get(f"{name} by stride", {}).values()]
+            result[name] = {"stride": strides, "cost": [each.window / s for s in strides]}
+            result[name] |= _columns([_increase(one, whole, groups) for one in passes])
+            result[name]["ppl_token"] = [metrics.perplexity(mean, 1) for mean in result[name]["nats"]]
     if isinstance(rival, Kept) and rival.stride:
         result["control"] = rival.stride
     return result
@@ -366,17 +407,6 @@ def _halved(window: int, finest: int) -> list[int]:
     while (half := strides[-1] // 2) and window / half <= finest:
         strides.append(half)
     return strides
-
-
-def _work(model: LanguageModel, rival: Rival | None, tokens: int, some: int, finest: int) -> int:
-    """Tokens of all passes, those of overlapping windows counted as often as they are read."""
-    total = tokens * (2 if isinstance(rival, LanguageModel) else 1)
-    if isinstance(model, Transformer):
-        total += some * (model.slots + 1 + 2 * len(_lags(model.history)) if model.slots else 0)
-        for each in (model, rival):
-            if isinstance(each, Transformer):
-                total += int(some * sum(each.window / s for s in _halved(each.window, finest)[1:]))
-    return total
 
 
 def _counted(

@@ -56,13 +56,17 @@ def cut_beyond(lag: int) -> Change:
     return change
 
 
-def shuffled_beyond(lag: int, history: int, seed: int, device: torch.device | str = "cpu") -> Change:
+def random_keys(history: int, seed: int, device: torch.device | str = "cpu") -> Tensor:
+    """By which to order a history: 64 rows, drawn by `seed`."""
+    return torch.rand(PERMUTATIONS, history, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def shuffled_beyond(lag: int, keys: Tensor) -> Change:
     """What lies farther back than `lag` tokens is put into random order; where there is no token there stays none.
 
-    There are 64 orders, drawn by `seed`; the ids of a window's history say which one it gets.
+    The ids of a window's history say which row of the keys it gets.
     """
-    far = max(0, history - lag)
-    keys = torch.rand(PERMUTATIONS, history, generator=torch.Generator().manual_seed(seed)).to(device)
+    far = max(0, keys.shape[1] - lag)
 
     def change(ids: Tensor) -> Tensor:
         which = ids.clamp(min=0).sum(dim=1) % PERMUTATIONS
