@@ -92,6 +92,8 @@ def test_bad_recipes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "is not YAML" in error_of(capsys, "train", "--config", tmp_path / "bad.yaml")
     (tmp_path / "bad.yaml").write_text("steps: 1\nmodel: {slots: 5}\nsteps: 2\n")
     assert "'steps' is given twice" in error_of(capsys, "train", "--config", tmp_path / "bad.yaml")
+    (tmp_path / "bad.yaml").write_text("{[steps]: 1}")
+    assert "is not YAML" in error_of(capsys, "train", "--config", tmp_path / "bad.yaml")
     (tmp_path / "list.yaml").write_text("- 1\n")
     assert "not a recipe" in error_of(capsys, "train", "--config", tmp_path / "list.yaml")
 

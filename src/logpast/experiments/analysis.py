@@ -13,16 +13,13 @@ import hashlib
 import inspect
 import os
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from logpast import metrics
@@ -33,34 +30,26 @@ from logpast.environment import describe, revision
 from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.experiments.analysis_page import draw
-from logpast.experiments.evaluation import Precision, arithmetic, device_for, find_other, load
+from logpast.experiments.evaluation import Precision, device_for, find_other, load
 from logpast.experiments.kept import FORMAT, JSON, NATS, PAGE, Kept, is_analysis, kept_of, read_analysis
+from logpast.experiments.passes import Array, Nats, Rival, halved, lags_of, plan_of, run
 from logpast.experiments.probes import (
     NEVER,
     PERMUTATIONS,
-    Change,
     Kinds,
-    changed_past,
-    cut_beyond,
     doubling,
     groups_of,
     last_seen,
     occurrences,
     places_in_stream,
-    random_keys,
-    shuffled_beyond,
-    silent,
 )
 from logpast.files import make_way, whole_or_absent, write_whole
 from logpast.models import LanguageModel, LogMemoryTransformer, Transformer, system_of
 from logpast.progress import Meter, meter
-from logpast.scoring import figures, score
+from logpast.scoring import figures
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
 from logpast.version import __version__
 
-Array = NDArray[np.float64]
-
-LARGEST = 700  # nats whose perplexity is still a number
 #: where bins of frequent and rare tokens begin
 COUNTS = sorted({0} | {step * 10**power for power in range(12) for step in (1, 3)})
 
@@ -143,10 +132,10 @@ def analyze(
     started = time.monotonic()
     rival, about_rival = _control(control, store, settings, some, place) if control else (None, None)
     model = load(found, place, precision)
-    plan = _plan(model, rival, len(store), some, finest, seed, place)
+    plan = plan_of(model, rival, len(store), some, finest, seed, place)
     with meter("analyzing", int(sum(one.cost for kind in plan.values() for one in kind))) as progress:
         frequent = _counted(found, store, counts, cache, progress)
-        nats = _run(plan, store, streams, batch_size, place, precision, progress)
+        nats = run(plan, store, streams, batch_size, place, precision, progress)
     if isinstance(rival, Kept):
         nats["control"] = {"control": rival.nats}
     parts = _of_tokens(nats, store, streams, model, rival, frequent) | _of_the_past(nats, store, model, some)
@@ -169,9 +158,6 @@ def analyze(
     return result
 
 
-Rival = LanguageModel | Kept
-
-
 def _control(
     path: Path, store: TokenStore, settings: dict[str, Any], some: int, device: torch.device
 ) -> tuple[Rival, dict[str, Any]]:
@@ -182,85 +168,6 @@ def _control(
     found = find_other(path, store)
     model = load(found, device, settings["precision"])
     return model, _identity(found, model, store)
-
-
-class Pass(NamedTuple):
-    """One scoring of the text's first tokens, or of all."""
-
-    name: str
-    model: LanguageModel
-    tokens: int
-    stride: int
-    change: dict[str, Change] = {}  # noqa: RUF012 (nobody writes to it)
-    """of its past, as `changed_past` takes it"""
-
-    @property
-    def cost(self) -> float:
-        """How many tokens are read: where windows overlap, more than are scored."""
-        return self.tokens * self.model.window / self.stride
-
-
-def _plan(
-    model: LanguageModel, rival: Rival | None, tokens: int, some: int, finest: int, seed: int, device: torch.device
-) -> dict[str, list[Pass]]:
-    """All passes, by what they are to tell of, in the order of their work."""
-    plan = {"model": [Pass("model", model, tokens, model.window)]}
-    if isinstance(rival, LanguageModel):
-        plan["control"] = [Pass("control", rival, tokens, rival.window)]
-    if isinstance(model, Transformer) and model.slots:
-        places = list(range(model.slots))[::-1]  # the nearest slot stands last in the sequence
-        lags, keys = _lags(model.history), random_keys(model.history, seed, device)
-        changes: dict[str, dict[str, dict[str, Change]]] = {
-            "slots": {f"slot {n} silent": {"slots": silent([place])} for n, place in enumerate(places, start=1)},
-            "none": {"all slots silent": {"slots": silent(places)}},
-            "cut": {f"cut beyond {lag}": {"ids": cut_beyond(lag)} for lag in lags},
-            "shuffled": {f"shuffled beyond {lag}": {"ids": shuffled_beyond(lag, keys)} for lag in lags},
-        }
-        for kind, some_changes in changes.items():
-            plan[kind] = [Pass(name, model, some, model.window, change) for name, change in some_changes.items()]
-    for name, each in (("model", model), ("control", rival)):
-        if isinstance(each, Transformer):
-            strides = _halved(each.window, finest)[1:]
-            plan[f"{name} by stride"] = [Pass(f"{name}, stride {s}", each, some, s) for s in strides]
-    return plan
-
-
-Nats = dict[str, dict[str, Array]]  # as the plan has them: kind -> the name of a pass -> of each token
-
-
-def _run(
-    plan: dict[str, list[Pass]],
-    store: TokenStore,
-    streams: Streams,
-    batch_size: int,
-    device: torch.device,
-    precision: str,
-    progress: Meter,
-) -> Nats:
-    """Score the text again and again behind one progress bar."""
-    found, done = Nats(), 0.0
-    for kind, passes in plan.items():
-        for one in passes:
-            model, share = one.model, one.cost / one.tokens
-            with ExitStack() as stack:
-                if one.change and isinstance(model, Transformer):
-                    stack.enter_context(changed_past(model, **one.change))
-                stack.enter_context(arithmetic(device, precision))
-                nats = score(
-                    model, store, model.window, model.history, batch_size, streams, device, one.tokens,
-                    progress=partial(_show, progress, one.name, done, share), stride=one.stride,
-                )[: one.tokens]  # fmt: skip
-            if not nats.mean() < LARGEST:
-                raise UserError(
-                    f"{one.name}: its loss is {nats.mean():.4g}, for its training diverged; take another checkpoint"
-                )
-            done += one.cost
-            found.setdefault(kind, {})[one.name] = nats
-    return found
-
-
-def _show(progress: Meter, name: str, done: float, share: float, tokens: int) -> None:
-    progress.update(int(done + share * tokens), name)
 
 
 @dataclass(frozen=True)
@@ -356,7 +263,7 @@ def _of_the_past(nats: Nats, store: TokenStore, model: LanguageModel, some: int)
     )
     return {
         "slots": about | {"lag": _peaks(model), "all": {name: column[0] for name, column in none.items()}} | slots,
-        "lags": about | {"permutations": PERMUTATIONS, "lag": _lags(model.history), "cut": cut, "shuffled": mixed},
+        "lags": about | {"permutations": PERMUTATIONS, "lag": lags_of(model.history), "cut": cut, "shuffled": mixed},
     }
 
 
@@ -370,7 +277,7 @@ def _strides(
     result: dict[str, Any] = {"tokens": some, "intervals": f"95 %, bootstrap over {what}"}
     for name, each in (("model", model), ("control", rival)):
         if isinstance(each, Transformer):
-            strides, whole = _halved(each.window, finest), nats[name][name][:some]
+            strides, whole = halved(each.window, finest), nats[name][name][:some]
             passes = [whole, *nats.get(f"{name} by stride", {}).values()]
             result[name] = {"stride": strides, "cost": [each.window / s for s in strides]}
             result[name] |= _columns([_increase(one, whole, groups) for one in passes])
@@ -395,18 +302,6 @@ def _peaks(model: Transformer) -> list[float]:
     if isinstance(model, LogMemoryTransformer) and model.memory:
         return model.memory.bank.peaks.tolist()
     return [float(lag) for lag in range(1, model.slots + 1)]
-
-
-def _lags(history: int) -> list[int]:
-    return sorted({0, *doubling(history), history})
-
-
-def _halved(window: int, finest: int) -> list[int]:
-    """Strides from the window downwards, none of which takes more than `finest` times as long."""
-    strides = [window]
-    while (half := strides[-1] // 2) and window / half <= finest:
-        strides.append(half)
-    return strides
 
 
 def _counted(

@@ -26,10 +26,11 @@ class _EachKeyOnce(yaml.SafeLoader):
     """Of two values under one key plain YAML takes the last, without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        places = dict[Any, Any]()
-        for key, _ in node.value:
-            if key.tag != "tag:yaml.org,2002:merge" and places.setdefault(key.value, key) is not key:
+        seen = set[str]()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

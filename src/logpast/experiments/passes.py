@@ -1,0 +1,118 @@
+"""Which scorings of a text an analysis is made of, and their nats.
+
+The text is scored once by the model, and once by a control that is at hand; its first tokens again and again: with each
+slot silent, with the past cut off or shuffled beyond some lag, and by windows that overlap.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from logpast.data import TokenStore
+from logpast.data.windows import Streams
+from logpast.errors import UserError
+from logpast.experiments.evaluation import arithmetic
+from logpast.experiments.kept import Kept
+from logpast.experiments.probes import Change, changed_past, cut_beyond, doubling, random_keys, shuffled_beyond, silent
+from logpast.models import LanguageModel, Transformer
+from logpast.progress import Meter
+from logpast.scoring import score
+
+Array = NDArray[np.float64]
+Nats = dict[str, dict[str, Array]]  # as the plan has them: kind -> the name of a pass -> of each token
+Rival = LanguageModel | Kept
+LARGEST = 700  # nats whose perplexity is still a number
+
+
+class Pass(NamedTuple):
+    """One scoring of the text's first tokens, or of all."""
+
+    name: str
+    model: LanguageModel
+    tokens: int
+    stride: int
+    change: dict[str, Change] = {}  # noqa: RUF012 (nobody writes to it)
+    """of its past, as `changed_past` takes it"""
+
+    @property
+    def cost(self) -> float:
+        """How many tokens are read: where windows overlap, more than are scored."""
+        return self.tokens * self.model.window / self.stride
+
+
+def plan_of(
+    model: LanguageModel, rival: Rival | None, tokens: int, some: int, finest: int, seed: int, device: torch.device
+) -> dict[str, list[Pass]]:
+    """All passes, by what they are to tell of, in the order of their work."""
+    plan = {"model": [Pass("model", model, tokens, model.window)]}
+    if isinstance(rival, LanguageModel):
+        plan["control"] = [Pass("control", rival, tokens, rival.window)]
+    if isinstance(model, Transformer) and model.slots:
+        places = list(range(model.slots))[::-1]  # the nearest slot stands last in the sequence
+        lags, keys = lags_of(model.history), random_keys(model.history, seed, device)
+        changes: dict[str, dict[str, dict[str, Change]]] = {
+            "slots": {f"slot {n} silent": {"slots": silent([place])} for n, place in enumerate(places, start=1)},
+            "none": {"all slots silent": {"slots": silent(places)}},
+            "cut": {f"cut beyond {lag}": {"ids": cut_beyond(lag)} for lag in lags},
+            "shuffled": {f"shuffled beyond {lag}": {"ids": shuffled_beyond(lag, keys)} for lag in lags},
+        }
+        for kind, some_changes in changes.items():
+            plan[kind] = [Pass(name, model, some, model.window, change) for name, change in some_changes.items()]
+    for name, each in (("model", model), ("control", rival)):
+        if isinstance(each, Transformer):
+            strides = halved(each.window, finest)[1:]
+            plan[f"{name} by stride"] = [Pass(f"{name}, stride {s}", each, some, s) for s in strides]
+    return plan
+
+
+def run(
+    plan: dict[str, list[Pass]],
+    store: TokenStore,
+    streams: Streams,
+    batch_size: int,
+    device: torch.device,
+    precision: str,
+    progress: Meter,
+) -> Nats:
+    """Score the text again and again behind one progress bar."""
+    found, done = Nats(), 0.0
+    for kind, passes in plan.items():
+        for one in passes:
+            model, share = one.model, one.cost / one.tokens
+            with ExitStack() as stack:
+                if one.change and isinstance(model, Transformer):
+                    stack.enter_context(changed_past(model, **one.change))
+                stack.enter_context(arithmetic(device, precision))
+                nats = score(
+                    model, store, model.window, model.history, batch_size, streams, device, one.tokens,
+                    progress=partial(_show, progress, one.name, done, share), stride=one.stride,
+                )[: one.tokens]  # fmt: skip
+            if not nats.mean() < LARGEST:
+                raise UserError(
+                    f"{one.name}: its loss is {nats.mean():.4g}, for its training diverged; take another checkpoint"
+                )
+            done += one.cost
+            found.setdefault(kind, {})[one.name] = nats
+    return found
+
+
+def _show(progress: Meter, name: str, done: float, share: float, tokens: int) -> None:
+    progress.update(int(done + share * tokens), name)
+
+
+def lags_of(history: int) -> list[int]:
+    return sorted({0, *doubling(history), history})
+
+
+def halved(window: int, finest: int) -> list[int]:
+    """Strides from the window downwards, none of which takes more than `finest` times as long."""
+    strides = [window]
+    while (half := strides[-1] // 2) and window / half <= finest:
+        strides.append(half)
+    return strides
