@@ -6,6 +6,7 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from logpast.cli import main
 from logpast.data import TokenStore, open_tokens, prepare
 from logpast.data.preparation import is_prepared
 from logpast.errors import UserError
-from logpast.experiments import analysis_page
+from logpast.experiments import analysis_page, passes, probes
 from logpast.experiments.analysis import analyze
 from logpast.experiments.evaluation import evaluate
 from logpast.models import LogMemoryConfig, LogMemoryTransformer, ModelConfig, RecentConfig, TransformerXLConfig
@@ -144,6 +145,32 @@ def test_slots_and_lags(result: dict[str, Any], nats: dict[str, np.ndarray]) -> 
         assert lags[way]["increase"][0] != 0
         assert lags[way]["increase"][-1] == 0
         assert lags[way]["interval"][-1] == [0, 0]
+
+
+def test_each_pass_is_what_its_name_says(nats: dict[str, np.ndarray], runs: dict[str, Path], store: TokenStore) -> None:
+    model = find_checkpoint(runs["memory"]).load_model()
+    assert isinstance(model, LogMemoryTransformer)
+    keys = probes.random_keys(model.history, seed=0)
+    changes: dict[str, dict[str, probes.Change]] = {
+        "slot 1 silent": {"slots": probes.silent([16])}, "slot 17 silent": {"slots": probes.silent([0])}
+    } | {f"cut beyond {lag}": {"ids": probes.cut_beyond(lag)} for lag in (0, 1, 4)}  # fmt: skip
+    changes |= {f"shuffled beyond {lag}": {"ids": probes.shuffled_beyond(lag, keys)} for lag in (0, 4)}
+    for name, change in changes.items():
+        with probes.changed_past(model, **change):
+            expected = score(model, store, 8, model.history, 5, limit=205)[:205]
+        np.testing.assert_allclose(nats[name], expected, atol=1e-5, err_msg=name)
+
+
+def test_the_bar_ends_where_the_plan_says(runs: dict[str, Path], store: TokenStore) -> None:
+    model = find_checkpoint(runs["control"]).load_model()
+    assert passes.Pass("x", model, 40, 2).cost == 40 * 8 / 2
+    plan = passes.plan_of(model, None, len(store), 40, 4, 0, torch.device("cpu"))
+    told: list[int] = []
+    bar: Any = SimpleNamespace(update=lambda done, note: told.append(done))
+    found = passes.run(plan, store, "corpus", 5, torch.device("cpu"), "float32", bar)
+    assert {kind: list(each) for kind, each in found.items()} == {k: [one.name for one in v] for k, v in plan.items()}
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(sum(one.cost for kind in plan.values() for one in kind), abs=8 * 4)
 
 
 def test_strides(result: dict[str, Any], nats: dict[str, np.ndarray], runs: dict[str, Path], store: TokenStore) -> None:
