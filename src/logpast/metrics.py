@@ -22,9 +22,7 @@ figure is computed from the drawn ones' summed nats and counts.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -34,6 +32,8 @@ from logpast.data.tokens import Counts
 from logpast.errors import UserError
 
 Array = NDArray[np.float64]
+
+SAMPLES, LEVEL = 2000, 0.95  # of a bootstrap
 
 
 def perplexity(nats: float, units: float) -> float:
@@ -77,26 +77,25 @@ def paper_span(tokens: int, window: int, horizon: int) -> slice:
     return slice(horizon, horizon + scored)
 
 
-def _resampled_sums(columns: Array, samples: int, seed: int) -> Array:
-    """(samples, columns): sums of (documents, columns) over as many documents, drawn with replacement."""
-    random, documents = np.random.default_rng(seed), len(columns)
+def _resampled_sums(columns: Array) -> Array:
+    """(SAMPLES, columns): sums of (documents, columns) over as many documents, drawn with replacement."""
+    random, documents = np.random.default_rng(0), len(columns)
     chances = np.full(documents, 1 / documents)
     # a hundred draws at a time: all at once would not fit for tens of thousands of documents
-    sums = [random.multinomial(documents, chances, size=100) @ columns for _ in range(-(-samples // 100))]
-    return np.concatenate(sums)[:samples]
+    sums = [random.multinomial(documents, chances, size=100) @ columns for _ in range(SAMPLES // 100)]
+    return np.concatenate(sums)
 
 
-def bootstrap(
-    nats: Array, units: dict[str, NDArray[np.int64]], samples: int = 2000, level: float = 0.95, seed: int = 0
-) -> dict[str, tuple[float, float]]:
+def _middle(drawn: Array) -> tuple[float, float]:
+    """Between which bounds LEVEL of them lie."""
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def bootstrap(nats: Array, units: dict[str, NDArray[np.int64]]) -> dict[str, tuple[float, float]]:
     """For each kind of unit the interval of nats per unit, from (documents,) nats and counts of each document."""
-    total, *counts = _resampled_sums(np.column_stack([nats, *units.values()]), samples, seed).T
-    tail = 100 * (1 - level) / 2
-    intervals = {}
-    for name, count in zip(units, counts, strict=True):
-        low, high = np.percentile(total / np.maximum(count, 1e-9), [tail, 100 - tail])
-        intervals[name] = float(low), float(high)
-    return intervals
+    total, *counts = _resampled_sums(np.column_stack([nats, *units.values()])).T
+    return {name: _middle(total / np.maximum(count, 1e-9)) for name, count in zip(units, counts, strict=True)}
 
 
 def by_kind(
@@ -104,9 +103,6 @@ def by_kind(
     kinds: NDArray[np.int64],
     number: int,
     groups: NDArray[np.int64],
-    samples: int = 2000,
-    level: float = 0.95,
-    seed: int = 0,
 ) -> dict[str, Any]:
     """The mean of a value over the tokens of each kind, with its interval over groups of tokens.
 
@@ -123,66 +119,33 @@ def by_kind(
     cells, size = groups * number + kinds, (int(groups.max()) + 1) * number
     sums, counts = (np.bincount(cells, each, size).reshape(-1, number) for each in (values, np.ones(len(values))))
     there = counts.any(axis=1)
-    drawn = _resampled_sums(np.concatenate([sums[there], counts[there]], axis=1), samples, seed)
+    drawn = _resampled_sums(np.concatenate([sums[there], counts[there]], axis=1))
     total, count = drawn[:, :number], drawn[:, number:]
-    tail = 100 * (1 - level) / 2
     intervals: list[list[float] | None] = []
     for kind in range(number):
         has = count[:, kind] > 0  # a rare kind is in no group of some draws
-        if (counts[:, kind] > 0).sum() < 2:
-            intervals.append(None)
-        else:
-            means = total[has, kind] / count[has, kind]
-            intervals.append([float(bound) for bound in np.percentile(means, [tail, 100 - tail])])
+        enough = (counts[:, kind] > 0).sum() > 1
+        intervals.append(list(_middle(total[has, kind] / count[has, kind])) if enough else None)
     with np.errstate(invalid="ignore"):
         means = sums.sum(axis=0) / counts.sum(axis=0)
     return {"tokens": counts.sum(axis=0).astype(int).tolist(), "nats": means.tolist(), "interval": intervals}
 
 
-def paired_difference(
-    ours: Array,
-    theirs: Array,
-    tokens: NDArray[np.int64],
-    samples: int = 2000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> dict[str, Any]:
+def paired_difference(ours: Array, theirs: Array, tokens: NDArray[np.int64]) -> dict[str, Any]:
     """Ours − theirs in nats per token on the same documents, and how sure its sign is.
 
     Both models are resampled together, document by document, so what makes a document hard for both cancels.
     """
-    difference = ours - theirs
+    scored = tokens > 0  # an accounting may leave whole documents out
+    difference, tokens = (ours - theirs)[scored], tokens[scored]
     mean = float(difference.sum() / tokens.sum())
     result: dict[str, Any] = {
         "nats_per_token": mean,
         "ppl_ratio": perplexity(mean, 1),
         "documents_better": int((difference < 0).sum()),
-        "documents": len(ours),
+        "documents": len(tokens),
     }
-    if len(ours) > 1:
-        result["interval"] = list(bootstrap(difference, {"token": tokens}, samples, level, seed)["token"])
-        result["level"] = level
+    if len(tokens) > 1:
+        result["interval"] = list(bootstrap(difference, {"token": tokens})["token"])
+        result["level"] = LEVEL
     return result
-
-
-def jsonable(value: Any) -> Any:
-    """The same with None in place of what JSON has no word for: infinity, and what is not a number."""
-    if isinstance(value, dict):
-        return {name: jsonable(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def as_json(value: Any) -> str:
-    """JSON to be read by people, too: a list of numbers is a line."""
-    text = json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
-    return re.sub(r"\[\n[^][{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text)
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{model: {slots: 5}} as {model.slots: 5}."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found

@@ -61,6 +61,18 @@ def test_of_pairs_each_second_is_set_beside_its_first(tmp_path: Path, drawn: lis
         curves(logs[:3], tmp_path / "plot.png", pairs=True)
 
 
+def test_a_control_may_be_in_several_pairs(
+    tmp_path: Path, drawn: list[Figure], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b, c = (str(log(tmp_path / f"{name}.jsonl", above)) for name, above in (("a", 1.0), ("b", 0.5), ("c", 3.0)))
+    found = curves([a, b, a, c], tmp_path / "plot.png", pairs=True)
+    assert [curve.name for curve in found] == ["a", "b", "a", "c"]
+    losses, between = drawn[0].axes
+    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["a", "b", "c"]  # type: ignore[union-attr]
+    assert [up[0] for _, up in lines(between)[:4]] == pytest.approx([-0.5, -1.0, 2.0, 4.0])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:4]] == ["a", "b", "c"]
+
+
 def test_steps_along_the_bottom_and_no_validation(tmp_path: Path, drawn: list[Figure]) -> None:
     curves([str(log(tmp_path / "a.jsonl", steps=8))], tmp_path / "plot.png", x="step")
     assert len(drawn[0].axes) == 1

@@ -101,11 +101,13 @@ def test_paper_accounting_selects_from_the_same_nats(run: Path, store: TokenStor
 
 
 def test_paper_accounting_takes_the_control_by_its_slots(train_config: TrainConfig, tmp_path: Path) -> None:
-    """17 slots of the control, like 17 of the memory, stand for τ = 16; the memory's own bank decides for it."""
+    """17 slots of the control, like 17 of the memory, stand for τ = 16; the memory's own bank decides for it: its last
+    peak, however far beyond that it reaches.
+    """
     long = tmp_path / "long.txt"
     long.write_text(("And God said, Let there be light: and there was light.\n") * 1500)
     sizes = {"slots": 17, "window": 8, "layers": 1, "heads": 1, "width": 8}
-    models = {"control": RecentConfig(**sizes), "wide": LogMemoryConfig(spacing=0.3, **sizes)}
+    models = {"control": RecentConfig(**sizes), "wide": LogMemoryConfig(spacing=0.3, reach=3.0, **sizes)}
     unscored = {}
     for name, model in models.items():
         config = replace(train_config, run=tmp_path / name, steps=1, model=model)

@@ -112,6 +112,20 @@ def test_two_kinds_of_runs_in_the_figure(tmp_path: Path, ledger: Path, monkeypat
     assert list(none.get_yticks()) == []
 
 
+def test_titles_of_the_figure_stay_within_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the longest that our rows make: a part of PG-19's test set."""
+    import matplotlib.figure
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    paper.results_figure(tmp_path / "f.png", results=Path(__file__).parents[2] / "results")
+    drawn[0].draw_without_rendering()
+    for axis in drawn[0].axes:
+        right = axis._left_title.get_window_extent().x1
+        assert right <= drawn[0].bbox.x1
+        assert len(axis.get_title("left")) > 20
+
+
 def test_only_what_belongs_stands_beside_the_table(ledger: Path) -> None:
     table = printed.sweep("A1")
     for entry in (

@@ -31,7 +31,7 @@ from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.experiments.analysis_page import draw
 from logpast.experiments.evaluation import Precision, device_for, find_other, load
-from logpast.experiments.kept import FORMAT, JSON, NATS, PAGE, Kept, is_analysis, kept_of, read_analysis
+from logpast.experiments.kept import FORMAT, JSON, NATS, PAGE, Kept, folder_of, is_analysis, kept_of, read_analysis
 from logpast.experiments.passes import Array, Nats, Rival, halved, lags_of, plan_of, run
 from logpast.experiments.probes import (
     NEVER,
@@ -45,6 +45,7 @@ from logpast.experiments.probes import (
 )
 from logpast.files import make_way, whole_or_absent, write_whole
 from logpast.models import LanguageModel, LogMemoryTransformer, Transformer, system_of
+from logpast.plain import as_json, jsonable
 from logpast.progress import Meter, meter
 from logpast.scoring import figures
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
@@ -152,7 +153,7 @@ def analyze(
         "model": _identity(found, model, store),
         "control": about_rival,
     }
-    result = metrics.jsonable(about | _rounded(parts))
+    result = jsonable(about | _rounded(parts))
     _write(out, result, {name: each for kind in nats.values() for name, each in kind.items()}, precision)
     _report(result, out)
     return result
@@ -343,7 +344,7 @@ def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision:
     kind = np.float64 if precision == "float64" else np.float32
     try:
         with whole_or_absent(out) as folder:
-            (folder / JSON).write_text(metrics.as_json(result) + "\n", encoding="utf-8")
+            (folder / JSON).write_text(as_json(result) + "\n", encoding="utf-8")
             (folder / PAGE).write_text(draw(result), encoding="utf-8")
             save_file({name: each.astype(kind) for name, each in nats.items()}, folder / NATS)
     except FileExistsError:
@@ -359,7 +360,7 @@ def _draw_again(finished: Path, asked: list[str]) -> dict[str, Any]:
         page = draw(result)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{finished} is not an analysis that can be drawn ({error}); analyze the model anew") from None
-    place = (finished.parent if finished.is_file() else finished) / PAGE
+    place = folder_of(finished) / PAGE
     write_whole(place, page)
     print(f"open {place}")
     return result

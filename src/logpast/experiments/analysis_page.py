@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from logpast.experiments.page import COLOURS, picture, table, wrapped
+from logpast.experiments.pictures import unframed
 
 Part = dict[str, Any]
 
@@ -274,8 +275,7 @@ def _panels(two: bool) -> tuple[Any, Any, Any]:
 
     figure = Figure(figsize=(10, 3.7), layout="constrained")
     axes = figure.subplots(1, 2 if two else 1, squeeze=False)[0]
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
+    unframed(*axes)
     return figure, axes[0], axes[1] if two else None
 
 

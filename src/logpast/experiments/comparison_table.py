@@ -22,9 +22,9 @@ from logpast.experiments.by_document import (
     values,
     which,
 )
-from logpast.experiments.figures import check_picture
 from logpast.experiments.ledger import sound
 from logpast.experiments.measured import RESULTS
+from logpast.experiments.pictures import check_picture, unframed, write_picture
 
 
 def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -197,10 +197,9 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     states.xaxis.set_major_formatter("{x:,g}")
     states.xaxis.set_minor_formatter(NullFormatter())
     _name_spots(states, spots)
-    for axis in (bars, states):
-        axis.spines[["top", "right"]].set_visible(False)
+    unframed(bars, states)
     figure.suptitle(_title(rows), fontsize=10)
-    figure.savefig(out, dpi=130)
+    write_picture(figure, out)
 
 
 def _name_spots(axis: Any, spots: dict[str, tuple[float, float]]) -> None:

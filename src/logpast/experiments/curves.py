@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logpast.errors import UserError
-from logpast.experiments.figures import check_picture
 from logpast.experiments.ledger import sound
+from logpast.experiments.pictures import check_picture, unframed, write_picture
 from logpast.experiments.tables import Table, aligned
 from logpast.metrics import perplexity
 from logpast.training.log import read_log
@@ -63,11 +63,10 @@ def curves(
     check_picture(plot)
     if pairs and len(logs) % 2:
         raise UserError(f"{len(logs)} logs do not make pairs; give an even number, a control and a run, another two, …")
-    paths = [Path(log) for log in logs]
-    names = _names(paths)
-    found = [read_curve(path, name) for path, name in zip(paths, names, strict=True)]
+    paths = list(dict.fromkeys(map(Path, logs)))
+    known = {path: read_curve(path, name) for path, name in zip(paths, _names(paths), strict=True)}
     rows = []
-    for curve in found:
+    for curve in known.values():
         last = list(curve.training.values())[-max(1, len(curve.training) // 10) :]
         best = min(curve.validation, key=lambda step: curve.validation[step], default=None)
         rows.append([
@@ -76,6 +75,7 @@ def curves(
         ])  # fmt: skip
     note = "loss: of training, the mean of the last tenth that was logged; validation: the best"
     print(aligned(Table(["run", "steps", "tokens", "loss", "validation ppl", "at step"], rows, notes=[note])))
+    found = [known[Path(log)] for log in logs]
     size = 2 if pairs else len(found)
     _draw([found[place : place + size] for place in range(0, len(found), size)], plot, x)
     print(f"wrote {plot}")
@@ -116,16 +116,19 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
     found = [curve for group in groups for curve in group]
     figure = Figure(figsize=(12 if len(found) > 1 else 7, 4.2), layout="constrained")
     losses, *others = figure.subplots(1, 2 if len(found) > 1 else 1, squeeze=False)[0]
+    drawn = set()
     for number, group in enumerate(groups):
         for place, curve in enumerate(group):
             several = len(groups) > 1
             how = {"color": f"C{number if several else place}", "linestyle": ":" if several and not place else "-"}
-            faint = 0.5 if curve.validation else 1
-            _line(losses, curve, curve.training, x, **how, alpha=faint, label=curve.name)
-            _dots(losses, curve, curve.validation, x, **how)
+            if curve.name not in drawn:  # a control may be in several pairs
+                drawn.add(curve.name)
+                faint = 0.5 if curve.validation else 1
+                _line(losses, curve, curve.training, x, **how, alpha=faint, label=curve.name)
+                _dots(losses, curve, curve.validation, x, **how)
             for axis in others if place else ():
-                _line(axis, curve, _apart(curve.training, group[0].training), x, **how, alpha=0.5, label=curve.name)
-                _dots(axis, curve, _apart(curve.validation, group[0].validation), x, **how)
+                _line(axis, curve, above(curve.training, group[0].training), x, **how, alpha=0.5, label=curve.name)
+                _dots(axis, curve, above(curve.validation, group[0].validation), x, **how)
     ends = [value for curve in found for value in [*curve.validation.values(), *list(curve.training.values())[-5:]]]
     highest = max(list(curve.training.values())[len(curve.training) // 10] for curve in found)
     losses.set(title="loss (lines: training; dots: validation)")
@@ -141,11 +144,12 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
         else:
             axis.text(0.5, 0.5, "no logged step in common", transform=axis.transAxes, ha="center")
         axis.set(xlabel="million tokens" if x == "tokens" else x, ylabel="nats per token")
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(plot, dpi=130)
+    unframed(losses, *others)
+    write_picture(figure, plot)
 
 
-def _apart(ours: Points, theirs: Points) -> Points:
+def above(ours: Points, theirs: Points) -> Points:
+    """How far ours are above theirs, at the steps that both have."""
     return {step: value - theirs[step] for step, value in ours.items() if step in theirs}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from logpast.experiments import ledger
 from logpast.files import make_way_for, write_whole
 from logpast.filters import paper_horizon
 from logpast.models import LanguageModel, LogMemoryConfig, TransformerConfig
+from logpast.plain import as_json
 from logpast.progress import meter
 from logpast.scoring import figures, per_document, score
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
@@ -111,8 +113,9 @@ def _span(checkpoint: Checkpoint, store: TokenStore, accounting: Accounting) -> 
     model = checkpoint.config.model
     if not isinstance(model, TransformerConfig) or not model.slots:
         raise UserError("accounting 'paper' needs a model with slots: the paper's tables have none without")
-    horizon = model.bank.horizon if isinstance(model, LogMemoryConfig) else paper_horizon(model.slots)
-    return metrics.paper_span(len(store), model.window, horizon)
+    bank = replace(model.bank, reach=1.0) if isinstance(model, LogMemoryConfig) else None
+    last_peak = bank.horizon if bank else paper_horizon(model.slots)
+    return metrics.paper_span(len(store), model.window, last_peak)
 
 
 def _score_checkpoint(
@@ -168,7 +171,7 @@ def _saved_nats(path: Path, store: TokenStore) -> NDArray[np.float64]:
 
 
 def _report(result: dict[str, Any], json: str | None) -> None:
-    text = metrics.as_json(result)
+    text = as_json(result)
     if json == "-":
         print(text)
         return

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logpast.errors import UserError
-from logpast.files import make_way
+from logpast.experiments.pictures import check_picture, unframed, write_picture
 from logpast.filters import MOST_SHARP, impulse_response
 
 NOW = 30.0  # when the memory is read; also the last peak
@@ -44,13 +44,6 @@ def draw_filters(
     return draw_rows(out, rows_of_k, peaks)
 
 
-def check_picture(out: Path) -> None:
-    """See to it that a picture can be written there, before it is drawn."""
-    if out.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"cannot draw to {str(out)!r}: its name must end in .png, .svg or .pdf")
-    make_way(out)
-
-
 def draw_rows(out: Path, rows_of_k: list[float], peaks: int = 10, first_panel: int = 0) -> Path:
     """The panels of `draw_filters`, lettered from the so-many-th letter on."""
     check_picture(out)
@@ -80,8 +73,8 @@ def draw_rows(out: Path, rows_of_k: list[float], peaks: int = 10, first_panel: i
         for panel, axis in enumerate((linear, logarithmic, memory)):
             letter = ascii_uppercase[(first_panel + 3 * number + panel) % 26]
             axis.set_title(letter, loc="left", fontweight="bold")
-            axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(out, dpi=150)
+            unframed(axis)
+    write_picture(figure, out)
     print(f"wrote {out}")
     return out
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from logpast.errors import UserError, nearest
 from logpast.experiments import ledger
-from logpast.metrics import flat
+from logpast.plain import flat
 from logpast.training.config import TrainConfig, recipe
 from logpast.training.recipes import as_recipe, config_of, read_recipe, read_yaml
 

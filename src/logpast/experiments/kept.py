@@ -19,13 +19,18 @@ FORMAT = "logpast analysis 1"
 JSON, PAGE, NATS = "analysis.json", "report.html", "nats.safetensors"
 
 
+def folder_of(path: Path) -> Path:
+    """Of an analysis: this, or that of its analysis.json."""
+    return path.parent if path.name == JSON else path
+
+
 def is_analysis(path: Path) -> bool:
-    return (path if path.name == JSON else path / JSON).is_file()
+    return (folder_of(path) / JSON).is_file()
 
 
 def read_analysis(path: Path) -> dict[str, Any]:
     """What stands in a finished analysis: its folder, or its analysis.json."""
-    finished = path if path.name == JSON else path / JSON
+    finished = folder_of(path) / JSON
     try:
         result: dict[str, Any] = json.loads(finished.read_text(encoding="utf-8"))
         if result["format"] != FORMAT:
@@ -56,7 +61,7 @@ class Kept:
 
 def kept_of(path: Path, store: TokenStore, settings: dict[str, Any], some: int) -> Kept:
     """From a finished analysis of the same text, made in the same way."""
-    result, folder = read_analysis(path), path.parent if path.name == JSON else path
+    result, folder = read_analysis(path), folder_of(path)
     try:
         if any(result["data"][name] != store.identity[name] for name in ("sha256", "tokenizer")):
             raise UserError(f"{folder} is of another text than {store.name}; analyze the control on that, too")

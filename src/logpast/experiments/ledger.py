@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from logpast.errors import UserError
 from logpast.files import locked
-from logpast.metrics import jsonable
+from logpast.plain import jsonable
 from logpast.version import __version__
 
 if TYPE_CHECKING:

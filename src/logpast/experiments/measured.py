@@ -11,7 +11,7 @@ from logpast.experiments.by_document import Documents, check, documents, familia
 from logpast.experiments.ledger import hash_of, sound
 from logpast.experiments.results import Entry, read
 from logpast.filters import PAPER_SPACING
-from logpast.metrics import flat
+from logpast.plain import flat
 
 RESULTS = Path("results")
 AS_PRINTED = {"model.kernel": "paper", "model.normalize": "none"}

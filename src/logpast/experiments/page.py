@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from typing import Any
+
+from logpast.experiments.pictures import rendered
 
 COLOURS = {"memory": "#b3282d", "control": "#2b5c8a"}
 
@@ -26,9 +27,7 @@ def wrapped(title: str, body: str) -> str:
 
 def picture(figure: Any, what: str) -> str:
     """A matplotlib figure as an image that is part of the page."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    return f'<img alt="{html.escape(what)}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    return f'<img alt="{html.escape(what)}" src="data:image/png;base64,{base64.b64encode(rendered(figure)).decode()}">'
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

@@ -14,7 +14,7 @@ from logpast.errors import UserError, nearest
 from logpast.experiments import ledger
 from logpast.experiments.views import VIEWS, read_table
 from logpast.files import write_whole
-from logpast.metrics import flat
+from logpast.plain import flat
 
 BEGIN, END = "<!-- results: ", "<!-- end -->"
 MARKED = re.compile(rf"{BEGIN}(?P<name>.+?) -->(?P<text>.*?){END}", re.S)

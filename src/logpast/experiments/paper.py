@@ -16,6 +16,7 @@ from logpast.errors import UserError
 from logpast.experiments import figures, printed
 from logpast.experiments.by_document import UNSEEN, against, spread
 from logpast.experiments.measured import RESULTS, Measure, Series, k_equals, measured
+from logpast.experiments.pictures import check_picture, write_picture
 from logpast.experiments.tables import Table, aligned, check_form, write
 from logpast.filters import paper_horizon
 
@@ -77,7 +78,7 @@ def results_figure(
     Returns:
         Where the picture is.
     """
-    figures.check_picture(out)
+    check_picture(out)
     tables = [printed.sweep("A1"), printed.sweep("A2")]
     ours = [measured(table, results) for table in tables]
     from matplotlib.figure import Figure
@@ -91,7 +92,7 @@ def results_figure(
         if rows == 2:
             title = _draw_measured(axes[1, column], series, measure)
             _dress(axes[1, column], f"{'CD'[column]}. {title}", measure)
-    figure.savefig(out, dpi=150)
+    write_picture(figure, out)
     if not any(ours):
         print(f"no row of {results} belongs beside these tables yet: the printed values alone are drawn")
     print(f"wrote {out}")
@@ -135,7 +136,7 @@ def _dress(axis: Any, title: str, measure: Measure) -> None:
     """L along the bottom, τ*max of each along the top."""
     places = [row.slots for row in printed.sweep("A1").rows]
     axis.set(xlabel="number of filters L", ylabel=f"test perplexity per {UNITS[measure]}", xlim=(3, 55))
-    axis.set_title("\n".join(fill(line, 85) for line in title.split("\n")), loc="left", fontsize=9)
+    axis.set_title("\n".join(fill(line, 78) for line in title.split("\n")), loc="left", fontsize=9)
     if axis.lines:
         shown = axis.get_legend_handles_labels()[1]
         axis.legend(frameon=False, fontsize=8, ncols=2 if len(shown) > 4 else 1)  # low, so as not to lie over curves

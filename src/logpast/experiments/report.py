@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from logpast.experiments.page import COLOURS, picture, table, wrapped
+from logpast.experiments.pictures import unframed
 from logpast.files import write_whole
 from logpast.filters import FilterBank
 from logpast.training.log import read_log
@@ -118,7 +119,7 @@ def _loss_curves(home: Path, levels: dict[str, float] | None = None) -> str:
     spread = max(ends) - min(ends)
     axis.set(xlabel="step", ylabel="nats per token", ylim=(min(ends) - 0.3 * spread, max(ends) + 0.6 * spread))
     axis.legend(frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
+    unframed(axis)
     return picture(figure, "loss over steps")
 
 
@@ -131,5 +132,5 @@ def _filters() -> str:
     for row in bank.weights[::4]:
         axis.plot(range(1, bank.horizon + 1), row, linewidth=1.4)
     axis.set(xscale="log", xlabel="tokens ago", ylabel="weight", xlim=(1, bank.horizon))
-    axis.spines[["top", "right"]].set_visible(False)
+    unframed(axis)
     return picture(figure, "every fourth filter")

@@ -7,23 +7,21 @@ those that a reader wants first have short names: COLUMNS.
 
 from __future__ import annotations
 
-import csv as csv_library
 import json as json_library
 import re
 import statistics
 import sys
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from logpast.errors import UserError
 from logpast.experiments import ledger
-from logpast.experiments.figures import check_picture
-from logpast.experiments.tables import Table, aligned
+from logpast.experiments.pictures import check_picture, unframed, write_picture
+from logpast.experiments.tables import Table, aligned, comma_separated
 from logpast.files import make_way_for, write_whole
-from logpast.metrics import flat
+from logpast.plain import flat
 
 COLUMNS = {
     "run": "run", "system": "recipe.model.system", "window": "recipe.model.window", "L": "recipe.model.slots",
@@ -102,11 +100,10 @@ def results(
         _give(json, json_library.dumps(rows, indent=2, ensure_ascii=False) + "\n")
     if csv is not None:
         heads = list(dict.fromkeys(name for entry in entries for name in _names(entry)))
-        text = StringIO()
-        csv_library.writer(text, lineterminator="\n").writerows(
-            [heads, *([entry.values.get(name) for name in heads] for entry in entries)]
+        cells = [[entry.values.get(name) for name in heads] for entry in entries]
+        _give(
+            csv, comma_separated(Table(heads, [["" if cell is None else str(cell) for cell in row] for row in cells]))
         )
-        _give(csv, text.getvalue())
     if "-" not in (json, csv):
         print("\n\n".join(aligned(table) for table in tables(entries)))
     return [{"file": entry.file} | entry.row for entry in entries]
@@ -300,6 +297,6 @@ def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str]) -> Non
             axis.plot([place] * len(points[place]), points[place], "o", color=line.get_color(), markersize=4)
     axis.set(xlabel=x, ylabel=y)
     axis.legend(frameon=False, fontsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(out, dpi=150)
+    unframed(axis)
+    write_picture(figure, out)
     print(f"wrote {out}", file=sys.stderr)

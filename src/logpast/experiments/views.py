@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from logpast.errors import UserError
-from logpast.experiments import comparison_table, ledger, paper, printed
-from logpast.experiments.curves import read_curve
+from logpast.experiments import by_document, comparison_table, ledger, paper, printed
+from logpast.experiments.curves import above, read_curve
 from logpast.experiments.tables import Table, markdown
 
 View = Callable[[Path], str]  # from results/ to what stands on a page
@@ -274,13 +274,24 @@ def _gain(memory: dict[str, Any], control: dict[str, Any]) -> float:
     return math.log(memory["scores"]["ppl_token"] / control["scores"]["ppl_token"])
 
 
-def _gains_of_sweep(results: Path) -> str:
-    """A figure an L, the mean of its seeds."""
+def _familiar_gain(memory: dict[str, Any], control: dict[str, Any]) -> float | None:
+    """The same over the familiar documents, where there are others."""
+    seeds = [{row["seed"]: row["scores"]} for row in (memory, control)]
+    of = by_document.documents(*seeds)
+    if not of.tell_apart:
+        return None
+    ours, theirs = (by_document.familiar_perplexity(each, of)[memory["seed"]] for each in seeds)
+    return math.log(ours / theirs)
+
+
+def _gains_of_sweep(results: Path, text: str, gain: Callable[..., float | None]) -> str:
+    """A figure an L, the mean of its seeds, with k = 100."""
     found = defaultdict[int, list[float]](list)
     for memory, control in _pairs(results, "sweep-small"):
         model = memory["recipe"]["model"]
-        if (memory["train_data"]["name"], model["sharpness"]) == ("wiki22k:train", 100):
-            found[model["slots"]].append(_gain(memory, control))
+        gained = gain(memory, control)
+        if (memory["train_data"]["name"], model["sharpness"]) == (text, 100) and gained is not None:
+            found[model["slots"]].append(gained)
     gains = [f"{statistics.mean(each):+.3f} at L = {slots}" for slots, each in found.items()]
     return ", ".join(gains).replace("-", "−")
 
@@ -292,22 +303,19 @@ def _on_the_way(results: Path) -> str:
         ours, theirs = (
             read_curve(results / "logs" / "sweep-small" / f"{row['sweep']['cell']}.jsonl") for row in (memory, control)
         )
-        last, model = max(ours.training), memory["recipe"]["model"]
+        apart, last, model = above(ours.training, theirs.training), max(ours.training), memory["recipe"]["model"]
         means = [
-            statistics.mean(
-                ours.training[step] - theirs.training[step]
-                for step in ours.training
-                if (step - 1) * parts // last == part
-            )
+            statistics.mean(value for step, value in apart.items() if (step - 1) * parts // last == part)
             for part in range(parts)
         ]
+        gains = [*means, _gain(memory, control), _familiar_gain(memory, control)]
         rows.append([
             memory["train_data"]["name"], f"{model['sharpness']:g}", str(model["slots"]), str(memory["seed"]),
-            *(f"{mean:+.4f}" for mean in means), f"{_gain(memory, control):+.4f}",
+            *("" if gain is None else f"{gain:+.4f}" for gain in gains),
         ])  # fmt: skip
-    millions = memory["train_tokens"] / parts / 1e6
+    millions = _rows(results, "sweep-small")[0]["train_tokens"] / parts / 1e6
     spans = [f"{part * millions:.0f}–{(part + 1) * millions:.0f}M tokens" for part in range(parts)]
-    return markdown(Table(["trained on", "k", "L", "seed", *spans, "test"], rows))
+    return markdown(Table(["trained on", "k", "L", "seed", *spans, "test", "test, familiar"], rows))
 
 
 VIEWS: dict[str, View] = {
@@ -329,7 +337,8 @@ VIEWS: dict[str, View] = {
     "paper-line-ends": _paper_line_ends,
     "accounting": _accounting,
     "ours": _ours,
-    "sweep-small-gains": _gains_of_sweep,
+    "sweep-small-gains": lambda results: _gains_of_sweep(results, "wiki22k:train", _gain),
+    "sweep-small-gains-pg19": lambda results: _gains_of_sweep(results, "pg19:train", _familiar_gain),
     "sweep-small-on-the-way": _on_the_way,
     "sweep-small-cells": lambda results: str(len(_rows(results, "sweep-small"))),
 }

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from logpast.errors import UserError, nearest, one_line
-from logpast.metrics import flat
 from logpast.models import SYSTEMS
+from logpast.plain import flat
 from logpast.training.config import TrainConfig
 
 if TYPE_CHECKING:

@@ -1,0 +1,31 @@
+"""Values as plain data: what JSON can say, and settings one level deep."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+
+def jsonable(value: Any) -> Any:
+    """The same with None in place of what JSON has no word for: infinity, and what is not a number."""
+    if isinstance(value, dict):
+        return {name: jsonable(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_json(value: Any) -> str:
+    """JSON to be read by people, too: a list of numbers is a line."""
+    text = json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
+    return re.sub(r"\[\n[^][{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text)
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{model: {slots: 5}} as {model.slots: 5}."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
