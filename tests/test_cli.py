@@ -312,6 +312,16 @@ def test_odd_prompts_are_taken(tiny_run: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.startswith("--A well-known")
     assert run("generate", "--checkpoint", tiny_run, "--temperature", "1e-310", "--tokens", 2, "--device", "cpu") == 0
     error_of(capsys, "generate", "--checkpoint", tiny_run, "--seed", 10**23)
+    for prompt in ("-hello", "--hello"):
+        told = error_of(capsys, "generate", "--checkpoint", tiny_run, "--prompt", prompt)
+        assert f"--prompt is given without a value; write --prompt={prompt} if that is meant" in told
+    assert "must be a number of 0 or above" in error_of(capsys, "generate", "--checkpoint", ".", "--temperature", -1)
+
+
+def test_brackets_are_suggested_where_they_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 'write "[25,200]"' in error_of(capsys, "filters", "--sharpness", "25,200")
+    assert "[" not in error_of(capsys, "filters", "--sharpness", "abc")
+    assert 'write "[memory]"' in error_of(capsys, "compare", RECIPES / "rivals-toy.yaml", "--systems", "memory")
 
 
 def test_full_disk_while_saving(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logpast.filters import PAPER_SPACING, FilterBank, impulse_response, paper_horizon
+from logpast.filters import PAPER_SPACING, FilterBank, Kernel, impulse_response, paper_horizon
 
 # ΣΦ/τ* per slot, paper kernel, L = 53
 SUMS = {
@@ -91,6 +91,24 @@ def test_normalisations(kernel: str, k: float) -> None:
     assert np.isfinite(area.weights).all()
     ratio = area.weights[20] / area.weights[20].max()
     np.testing.assert_allclose(ratio, peak.weights[20], rtol=1e-9, atol=1e-300)
+
+
+KERNELS_WITH_A_CURVE: tuple[Kernel, ...] = ("paper", "isith")
+
+
+def test_curves_are_of_kernels_that_have_one() -> None:
+    """At whole lags the curve is the bank; at 0 it is 0; of the future, and of a mass per lag, there is none."""
+    for kernel in KERNELS_WITH_A_CURVE:
+        bank = FilterBank(slots=9, sharpness=10, kernel=kernel)
+        curve = impulse_response([0, *range(1, bank.horizon + 1)], bank.peaks.tolist(), 10, kernel)
+        np.testing.assert_allclose(curve[:, 1:], bank.weights)
+        assert not curve[:, 0].any()
+    with pytest.raises(ValueError, match="kernel must be paper or isith, got 'binned'"):
+        impulse_response(np.ones(1), np.ones(1), 10, "binned")
+    with pytest.raises(ValueError, match="times must be 0 or above"):
+        impulse_response(np.array([1.0, -2.0]), np.ones(1), 10)
+    with pytest.raises(ValueError, match="tolerance must be at least 0 and below 1, got 1"):
+        FilterBank(slots=5).support(1.0)
 
 
 @pytest.mark.parametrize("k", [500, 1000, 2000])

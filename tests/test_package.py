@@ -13,7 +13,7 @@ import logpast
 SOURCE = Path(logpast.__file__).parent
 # the floors, ground first; a module may import from its own floor and from those below
 FLOORS = [
-    ["errors", "version", "filters", "files"],
+    ["errors", "version", "filters", "files", "typed", "plain"],
     ["memory", "environment", "progress"],
     ["models", "data"],
     ["metrics", "replay"],

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from logpast.data.preparation import open_tokens, prepare
     from logpast.data.tokens import TokenStore
     from logpast.experiments.analysis import analyze
+    from logpast.experiments.comparison import compare
     from logpast.experiments.evaluation import evaluate
     from logpast.experiments.figures import draw_filters
+    from logpast.experiments.sweep import sweep
     from logpast.filters import FilterBank
     from logpast.generation import generate
     from logpast.memory import LogMemory
@@ -30,8 +32,10 @@ _HOMES = {
     "logpast.data.preparation": ("open_tokens", "prepare"),
     "logpast.data.tokens": ("TokenStore",),
     "logpast.experiments.analysis": ("analyze",),
+    "logpast.experiments.comparison": ("compare",),
     "logpast.experiments.evaluation": ("evaluate",),
     "logpast.experiments.figures": ("draw_filters",),
+    "logpast.experiments.sweep": ("sweep",),
     "logpast.filters": ("FilterBank",),
     "logpast.generation": ("generate",),
     "logpast.memory": ("LogMemory",),
@@ -55,12 +59,14 @@ __all__ = [
     "__version__",
     "analyze",
     "build",
+    "compare",
     "draw_filters",
     "evaluate",
     "generate",
     "open_tokens",
     "prepare",
     "score",
+    "sweep",
     "train",
 ]
 
@@ -69,3 +75,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME_OF:
         return getattr(import_module(_HOME_OF[name]), name)
     raise AttributeError(f"module 'logpast' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

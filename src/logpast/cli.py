@@ -8,8 +8,10 @@ import errno
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,7 +71,7 @@ usage: logpast VERB [options]        logpast VERB --help tells more
 From a text to a model that goes on writing it:
 
   logpast data prepare mybooks/ --out data/mine --tokenizer bpe-4096
-  logpast train --config recipes/small-cpu.yaml --data.train data/mine --run runs/mine
+  logpast train --config recipes/small-cpu.yaml --data.train data/mine --data.validation other.txt --run runs/mine
   logpast eval --checkpoint runs/mine --data unseen.txt
   logpast generate --checkpoint runs/mine --prompt "Once upon a time"
 """
@@ -179,11 +181,15 @@ def _parse(parser: ArgumentParser, argv: list[str]) -> dict[str, Any]:
         if group.title not in ("positional arguments", "options"):
             group.title = "settings"
     known = [option for action in parser._actions for option in action.option_strings]
+    bools = [name for a in parser._actions if getattr(a, "_typehint", None) is bool for name in a.option_strings]
+    with_value = set(known) - {*bools, "-h", "--help"}
+    for option, word in pairwise(argv):  # a text that looks like an option; a number, or one with a space, does not
+        if option in with_value and re.match(r"--?[^-\s\d.]\S*$", word) and word not in known:
+            raise UserError(f"{option} is given without a value; write {option}={word} if that is meant")
     for word in argv:
         option = word.partition("=")[0].removesuffix("+")
         if option.startswith("--") and " " not in word and option not in known:
             raise UserError(f"unknown option {option}; {nearest(option, known)}")
-    bools = [name for a in parser._actions if getattr(a, "_typehint", None) is bool for name in a.option_strings]
     for place, word in enumerate(argv):
         if word in bools and [*argv, ""][place + 1] not in ("true", "false"):
             argv[place] = f"{word}=true"  # --dry_run alone is enough

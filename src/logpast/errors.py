@@ -26,5 +26,6 @@ def one_line(error: Exception, before: str = "") -> str:
     if not wrong:
         return text
     choices = re.search(r"(?:one of|Literal)\s*[(\[]([^)\]]+)[)\]]", text)
-    instead = f"; it may be {choices[1]}" if choices else f'; write "[{wrong[2]}]"' if "<class 'list'>" in text else ""
+    a_list = "list[str]" in text or ("<class 'list'>" in text and re.fullmatch(r"[-+.,\deE ]+", wrong[2]))
+    instead = f"; it may be {choices[1]}" if choices else f'; write "[{wrong[2]}]"' if a_list else ""
     return f"{before}{wrong[1]} cannot be {wrong[2]!r}{instead}"

@@ -26,7 +26,7 @@ from numbers import Integral, Real
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Kernel = Literal["paper", "isith", "binned"]
 Normalize = Literal["none", "area", "peak"]
@@ -116,6 +116,8 @@ class FilterBank:
         Relative to the filter's own largest weight, because a filter whose peak falls between two lags can be
         small everywhere (k = 200, third slot: 9e−5) and would vanish under an absolute threshold.
         """
+        if not 0 <= tolerance < 1:
+            raise ValueError(f"tolerance must be at least 0 and below 1, got {tolerance!r}")
         weights = self.weights
         keep = weights > tolerance * weights.max(axis=1, keepdims=True)
         return np.stack([keep.argmax(axis=1), self.horizon - keep[:, ::-1].argmax(axis=1)], axis=1)
@@ -129,9 +131,15 @@ class FilterBank:
         return _log_impulse_response(lags, self.peaks, float(self.sharpness), self.kernel)
 
 
-def impulse_response(times: Array, peaks: Array, sharpness: float, kernel: Kernel = "paper") -> Array:
-    """(filters, times): Φ at any times above 0, for drawing it as the smooth curve that it is."""
-    return np.exp(_log_impulse_response(times, peaks, sharpness, kernel))
+def impulse_response(times: ArrayLike, peaks: ArrayLike, sharpness: float, kernel: Kernel = "paper") -> Array:
+    """(filters, times): Φ at any times from 0 on, for drawing it as the smooth curve that it is."""
+    if kernel not in ("paper", "isith"):
+        raise ValueError(f"kernel must be paper or isith, got {kernel!r}; binned has a mass at each lag and no curve")
+    at, centres = np.atleast_1d(np.asarray(times, np.float64)), np.atleast_1d(np.asarray(peaks, np.float64))
+    if not (at >= 0).all():
+        raise ValueError(f"times must be 0 or above, got {at[~(at >= 0)][0]}: nothing is known of the future")
+    with np.errstate(divide="ignore"):  # at 0 it is 0
+        return np.exp(_log_impulse_response(at, centres, sharpness, kernel))
 
 
 def paper_horizon(slots: int) -> int:

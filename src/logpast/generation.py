@@ -21,8 +21,10 @@ from logpast.errors import UserError
 from logpast.models import LanguageModel, Recurrent, Transformer
 from logpast.models.transformer import KeyValueCache
 from logpast.training.checkpoint import find_checkpoint
+from logpast.typed import typed
 
 
+@typed
 def generate(
     checkpoint: Path,
     prompt: str = "",

@@ -41,13 +41,14 @@ def documents(source: Source, tally: Tally | None = None) -> list[tuple[str, str
 def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "deep" / "er").mkdir(parents=True)
-    for name in ("b.txt", "a.txt", "deep/er/c.txt", "deep/d.md"):
+    (tmp_path / ".trash").mkdir()
+    for name in ("b.TXT", "a.txt", "deep/er/c.txt", "deep/d.md", ".hidden.txt", ".trash/e.txt"):
         (tmp_path / name).write_text(f"this is {name}")
     (tmp_path / "deep" / "folder.txt").mkdir()
     assert documents(find("a.txt")) == [("a.txt", "this is a.txt")]
-    assert [title for title, _ in documents(find("."))] == ["a.txt", "b.txt", "deep/er/c.txt"]
+    assert [title for title, _ in documents(find("."))] == ["a.txt", "b.TXT", "deep/er/c.txt"]
     assert documents(find("deep/*.md")) == [("deep/d.md", "this is deep/d.md")]
-    assert [title for title, _ in documents(find("**/*.txt"))] == ["a.txt", "b.txt", "deep/er/c.txt"]
+    assert [title for title, _ in documents(find("**/*.txt"))] == ["a.txt", "deep/er/c.txt"]
     assert find("a.txt").size == 13
     assert find(".").stamp != find("a.txt").stamp
 
@@ -109,6 +110,7 @@ def test_utf_16_is_told(tmp_path: Path) -> None:
     [
         ("wikitxt103:test", "did you mean wikitext103:test"),
         ("pg-19", "did you mean pg19"),
+        ("wikitext103", r"wikitext103 alone is no text, but several: write wikitext103:train \(there is "),
         ("nothing/like/it.txt", r"no file, folder or corpus .*Known corpora are wikitext103:train, "),
         ("wikitext103:tset", "write wikitext103:test .there is train, validation, test"),
         ("wikitext103", "write wikitext103:train"),

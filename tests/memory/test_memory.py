@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from logpast.filters import FilterBank
-from logpast.memory import LogMemory, naive, support
+from logpast.memory import HAS_TRITON, LogMemory, naive, support
 
 # largest error of a slot relative to its largest value, and of the gradient to its largest
 BOUNDS = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -245,3 +245,19 @@ def test_groups_cover_every_weight_that_counts() -> None:
         for rows, columns in support.groups(bank, 1e-7):
             left[rows, columns] = 0
         assert (left <= 1e-7 * in_time_order.amax(1, keepdim=True)).all()
+
+
+def test_mistakes_are_told_with_the_way_out() -> None:
+    bank, ids, table = FilterBank(slots=5, sharpness=20), torch.randint(9, (2, 7)), torch.nn.Embedding(9, 4)
+    with pytest.raises(ValueError, match=r"bank must be a FilterBank, such as .*; got 33"):
+        LogMemory(4, 33)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"peak at 1\.414 \(sharpness=2000\) has no weight that torch\.float32 can hold"
+    ):
+        LogMemory(4, FilterBank(slots=17, sharpness=2000))
+    LogMemory(4, FilterBank(slots=17, sharpness=2000, normalize="area"))
+    memory = LogMemory(4, bank)
+    torch.testing.assert_close(memory.from_ids(ids, table), memory.from_ids(ids, table.weight))
+    if HAS_TRITON:
+        with pytest.raises(ValueError, match="path 'fused' runs on CUDA devices, and the table is on cpu; use 'auto'"):
+            LogMemory(4, bank, path="fused").from_ids(ids, table)

@@ -45,6 +45,19 @@ def inputs(model: Transformer, batch: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+@BOTH
+def test_a_history_of_any_length_is_read_from_its_end(config: LogMemoryConfig | RecentConfig) -> None:
+    """What is missing counts as missing, and what lies beyond the model's past as never said."""
+    torch.manual_seed(0)
+    model = build(config).double()
+    history, tokens, _ = inputs(model)
+    short = torch.cat([torch.full_like(history[:, 3:], -1), history[:, :3]], dim=1)
+    torch.testing.assert_close(model(history[:, :3], tokens), model(short, tokens))
+    torch.testing.assert_close(model(history[:, :0], tokens), model(torch.full_like(history, -1), tokens))
+    longer = torch.cat([tokens, history], dim=1)
+    torch.testing.assert_close(model(longer, tokens), model(history, tokens))
+
+
 @pytest.mark.parametrize("system", ["log_memory", "recent"])
 def test_without_slots_it_is_gpt2(system: str) -> None:
     transformers = pytest.importorskip("transformers")

@@ -395,6 +395,30 @@ def test_existing_run_is_refused(train_config: TrainConfig) -> None:
     assert_bit_equal(before, weights(config.run))
 
 
+def test_a_folder_without_a_checkpoint_is_named_for_what_it_is(train_config: TrainConfig, tmp_path: Path) -> None:
+    """As training leaves it that diverged before it saved, and is to be tried again with other settings."""
+    wild = replace(train_config, optimizer=replace(train_config.optimizer, learning_rate=1e30, warmup_steps=0))
+    with pytest.raises(Diverged):
+        train(replace(wild, checkpoint_every=1000, validate_every=1000))
+    for resume in (False, "auto"):
+        with pytest.raises(UserError, match="beginning of a run with other settings, and no checkpoint; delete it, or"):
+            train(replace(train_config, resume=resume))
+    with pytest.raises(UserError, match="exists already; go on with it by --resume auto, or give another"):
+        train(wild)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "diary.txt").write_text("precious")
+    for resume in (False, "auto"):
+        with pytest.raises(UserError, match="exists already and holds something else than a run; give another --run"):
+            train(replace(train_config, run=tmp_path / "notes", resume=resume))
+
+
+def test_a_store_brings_its_tokenizer_whatever_the_recipe_says(train_config: TrainConfig, store: TokenStore) -> None:
+    data = replace(train_config.data, tokenizer="bpe-4096")
+    train(replace(train_config, steps=2, data=data))
+    assert find_checkpoint(train_config.run).config.data.tokenizer == store.tokenizer.name == "bpe-300"
+    train(replace(train_config, steps=2, data=data, resume="auto"))
+
+
 def test_resuming_a_finished_run_changes_nothing(train_config: TrainConfig) -> None:
     config = replace(train_config, steps=3)
     train(config)
@@ -426,19 +450,22 @@ def test_weights_alone_are_enough_for_a_finished_run(train_config: TrainConfig, 
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "named"),
     [
-        {"seed": 1},
-        {"batch_size": 8},
-        {"steps": 31},
-        {"optimizer": OptimizerConfig()},
-        {"precision": "64-true"},
+        ({"seed": 1}, "seed=0, now it is 1;"),
+        ({"batch_size": 8}, "batch_size=16, now it is 8;"),
+        ({"steps": 31}, "steps=5, now it is 31;"),
+        ({"optimizer": OptimizerConfig(final_learning_rate=3e-4)}, r"optimizer.learning_rate=0.003, now it is 0.0006;"),
+        ({"model": RecentConfig(slots=17)}, "model.system=log_memory, now it is recent;"),
+        ({"precision": "64-true"}, "precision=32-true, now it is 64-true;"),
     ],
 )
-def test_resuming_with_another_recipe_is_refused(train_config: TrainConfig, change: dict[str, object]) -> None:
+def test_resuming_with_another_recipe_is_refused(
+    train_config: TrainConfig, change: dict[str, object], named: str
+) -> None:
     config = replace(train_config, steps=5)
     train(config)
-    with pytest.raises(UserError, match=f"{next(iter(change))}=.*change that back, or work in another folder"):
+    with pytest.raises(UserError, match=f"it was run with {named} change that back, or work in another folder"):
         train(replace(config, resume="auto", **change))  # type: ignore[arg-type]
 
 

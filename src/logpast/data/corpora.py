@@ -164,7 +164,7 @@ def find(spec: str, root: Path | None = None) -> Source:
     if len(os.fsencode(path.name)) > 255:
         raise UserError(f"no file, folder or corpus {spec[:60]!r}…: its name is too long for a file")
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*.txt") if file.is_file())
+        files = sorted(file for file in path.rglob("*") if _is_text(file.relative_to(path)) and file.is_file())
         if not files:
             raise UserError(f"no *.txt below the folder {spec}: name the files, as in '{path / '*.md'}'")
         return _local(spec, {file.relative_to(path).as_posix(): file for file in files})
@@ -181,12 +181,18 @@ def find(spec: str, root: Path | None = None) -> Source:
     raise UserError(f"no file, folder or corpus {spec!r}: {hint}Known corpora are {', '.join(known)}")
 
 
+def _is_text(file: Path) -> bool:
+    """Of a folder's: by its name, and not hidden, as what editors and file systems leave is."""
+    return file.suffix.lower() == ".txt" and not any(part.startswith(".") for part in file.parts)
+
+
 def _known(name: str, split: str, root: Path | None) -> Source:
     corpus, spec = CORPORA[name], f"{name}:{split}"
     if split not in corpus.splits:
         near, *_ = difflib.get_close_matches(split, corpus.splits, cutoff=0.3) or corpus.splits
         have = ", ".join(corpus.splits)
-        raise UserError(f"{spec} is no part of {name}: write {name}:{near} (there is {have})")
+        wrong = f"{spec} is no part of {name}" if split else f"{name} alone is no text, but several"
+        raise UserError(f"{wrong}: write {name}:{near} (there is {have})")
     if corpus.package is not None:
         chapters = functools.partial(corpus.package, split)
         return Source(spec, chapters, stamp=(spec,), probe=lambda: next(chapters()))

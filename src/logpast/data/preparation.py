@@ -37,6 +37,7 @@ from logpast.data.tokens import (
 from logpast.errors import UserError
 from logpast.files import whole_or_absent
 from logpast.progress import meter
+from logpast.typed import typed
 from logpast.version import __version__
 
 TO_TRAIN = re.compile(r"bpe-(\d+)")  # a tokenizer that is yet to be trained
@@ -46,6 +47,7 @@ Count = tuple[int, int, int, int]  # tokens, words, lines, bytes
 Encoded = tuple[bytes, list[Count]]
 
 
+@typed
 def prepare(
     sources: list[str],
     out: Path,
@@ -76,7 +78,6 @@ def prepare(
     """
     if workers is not None and workers < 1:
         raise UserError(f"workers must be 1 or more, got {workers}")
-    sources = [sources] if isinstance(sources, str) else sources
     out = Path(os.path.abspath(out))
     if os.path.lexists(out):
         raise UserError(f"{out} exists already and is left as it is: choose another --out, or delete it first")

@@ -49,12 +49,14 @@ from logpast.plain import as_json, jsonable
 from logpast.progress import Meter, meter
 from logpast.scoring import figures
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
+from logpast.typed import typed
 from logpast.version import __version__
 
 #: where bins of frequent and rare tokens begin
 COUNTS = sorted({0} | {step * 10**power for power in range(12) for step in (1, 3)})
 
 
+@typed
 def analyze(
     checkpoint: Path,
     data: str | None = None,
@@ -104,16 +106,10 @@ def analyze(
     Returns:
         What stands in analysis.json.
     """
-    defaults = inspect.signature(analyze).parameters
-    asked = [name for name, value in locals().items() if name in defaults and value != defaults[name].default]
-    checkpoint, control, out = Path(checkpoint), control and Path(control), out and Path(out)
+    given, (_, *options) = locals(), inspect.signature(analyze).parameters.values()
     if is_analysis(checkpoint):
-        return _draw_again(checkpoint, asked[1:])
-    for name, value in (("batch_size", batch_size), ("limit", limit), ("finest", finest)):
-        if value < 1:
-            raise UserError(f"{name} must be at least 1, got {value}")
-    if not 0 <= seed < 2**63:
-        raise UserError(f"seed must be from 0 to 2^63 − 1, got {seed}")
+        return _draw_again(checkpoint, [each.name for each in options if given[each.name] != each.default])
+    _check(batch_size, limit, finest, seed)
     found = find_checkpoint(checkpoint)
     if data is None:
         raise UserError("give the text to score with --data, such as --data wikitext103:test")
@@ -157,6 +153,14 @@ def analyze(
     _write(out, result, {name: each for kind in nats.values() for name, each in kind.items()}, precision)
     _report(result, out)
     return result
+
+
+def _check(batch_size: int, limit: int, finest: int, seed: int) -> None:
+    for name, value in (("batch_size", batch_size), ("limit", limit), ("finest", finest)):
+        if value < 1:
+            raise UserError(f"{name} must be at least 1, got {value}")
+    if not 0 <= seed < 2**63:
+        raise UserError(f"seed must be from 0 to 2^63 − 1, got {seed}")
 
 
 def _control(

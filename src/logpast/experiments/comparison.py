@@ -39,6 +39,7 @@ from logpast.training.checkpoint import keep_weights_alone
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
 from logpast.training.recipes import checked, known_system, read_yaml
+from logpast.typed import settle, typed
 
 Budget = Literal["tokens", "time"]
 TOLERANCE = 0.02  # how far numbers of weights may be apart
@@ -72,6 +73,7 @@ class Recipe:
     batch_size_when_scoring: int = 16
 
     def __post_init__(self) -> None:
+        settle(self)
         for name in ("systems", "learning_rates", "seeds"):
             if not getattr(self, name):
                 raise UserError(f"{name} is empty; give at least one")
@@ -114,6 +116,7 @@ def _file_name(system: str) -> str:
     return re.sub(r"[^\w.+ -]+", "_", system)
 
 
+@typed
 def compare(
     recipe: Path,
     out: Path | None = None,

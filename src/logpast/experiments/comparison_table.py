@@ -25,6 +25,7 @@ from logpast.experiments.by_document import (
 from logpast.experiments.ledger import sound
 from logpast.experiments.measured import RESULTS
 from logpast.experiments.pictures import check_picture, unframed, write_picture
+from logpast.typed import typed
 
 
 def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -96,6 +97,7 @@ def short(rows: list[dict[str, Any]]) -> tables.Table:
     )
 
 
+@typed
 def show(
     rows: Path,
     plot: Path = Path("comparison.png"),

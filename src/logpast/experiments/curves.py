@@ -16,6 +16,7 @@ from logpast.experiments.pictures import check_picture, unframed, write_picture
 from logpast.experiments.tables import Table, aligned
 from logpast.metrics import perplexity
 from logpast.training.log import read_log
+from logpast.typed import typed
 
 Points = dict[int, float]  # step -> nats per token
 SMOOTH = 20  # a line of training losses is a mean over this part of them
@@ -36,6 +37,7 @@ class Curve:
         return np.interp(steps, [0, *self.tokens], [0, *self.tokens.values()]) / 1e6
 
 
+@typed
 def curves(
     logs: list[str],
     plot: Path = Path("curves.png"),

@@ -26,11 +26,13 @@ from logpast.plain import as_json
 from logpast.progress import meter
 from logpast.scoring import figures, per_document, score
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
+from logpast.typed import typed
 
 Precision = Literal["float32", "float64", "bfloat16"]
 Accounting = Literal["all", "paper"]
 
 
+@typed
 def evaluate(
     checkpoint: Path,
     data: str,
@@ -73,8 +75,9 @@ def evaluate(
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}")
-    against, record, save_nats = (None if path is None else Path(path) for path in (against, record, save_nats))
     make_way_for({"--save_nats": save_nats, "--record": record, "--json": json})
+    if save_nats is not None and save_nats.suffix != ".npy":
+        raise UserError(f"{save_nats} is no name for saved nats: give --save_nats one that ends in .npy")
     if record is not None and record.suffix != ".jsonl":
         raise UserError(f"{record} is no ledger: give --record a name that ends in .jsonl")
     found = find_checkpoint(checkpoint)

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from logpast.errors import UserError
 from logpast.experiments.pictures import check_picture, unframed, write_picture
 from logpast.filters import MOST_SHARP, impulse_response
+from logpast.typed import typed
 
 NOW = 30.0  # when the memory is read; also the last peak
 
 
+@typed
 def draw_filters(
     out: Path = Path("filters.png"), sharpness: float | list[float] | None = None, peaks: int = 10
 ) -> Path:

@@ -15,11 +15,13 @@ from logpast.experiments import ledger
 from logpast.experiments.views import VIEWS, read_table
 from logpast.files import write_whole
 from logpast.plain import flat
+from logpast.typed import typed
 
 BEGIN, END = "<!-- results: ", "<!-- end -->"
 MARKED = re.compile(rf"{BEGIN}(?P<name>.+?) -->(?P<text>.*?){END}", re.S)
 
 
+@typed
 def pages(root: Path = Path("."), check: bool = False) -> list[Path]:
     """Bring the figures on README.md, docs/*.md and results/*.md up to date with the rows in results/.
 

@@ -19,11 +19,13 @@ from logpast.experiments.measured import RESULTS, Measure, Series, k_equals, mea
 from logpast.experiments.pictures import check_picture, write_picture
 from logpast.experiments.tables import Table, aligned, check_form, write
 from logpast.filters import paper_horizon
+from logpast.typed import typed
 
 UNITS: dict[Measure, str] = {"ppl_token": "token", "ppl_word": "word", "ppl_familiar": "token, familiar documents"}
 COLOURS = {"delta": "0.4", "k = 100": "tab:blue", "k = 150": "tab:orange", "k = 200": "tab:green"}
 
 
+@typed
 def fig1(out: Path = Path("fig1.png")) -> Path:
     """Draw the paper's Figure 1: ten filters with k = 50 over time and log time, and the memory that they hold.
 
@@ -40,6 +42,7 @@ def fig1(out: Path = Path("fig1.png")) -> Path:
     return figures.draw_rows(out, [50.0])
 
 
+@typed
 def fig_a1(out: Path = Path("figA1.png")) -> Path:
     """Draw the paper's Figure A1: as Figure 1, with wider filters (k = 10) and narrower ones (k = 100).
 
@@ -56,6 +59,7 @@ def fig_a1(out: Path = Path("figA1.png")) -> Path:
     return figures.draw_rows(out, [10.0, 100.0], first_panel=3)
 
 
+@typed
 def results_figure(
     out: Path = Path("results-figure.png"), measure: Measure = "ppl_token", results: Path = RESULTS
 ) -> Path:
@@ -147,6 +151,7 @@ def _dress(axis: Any, title: str, measure: Measure) -> None:
     axis.spines["right"].set_visible(False)
 
 
+@typed
 def table1(out: Path | None = None) -> Table:
     """Print the paper's Table 1, and the same figures on one basis: every token, words and line ends counted.
 
@@ -180,6 +185,7 @@ def table1(out: Path | None = None) -> Table:
     return _give(Table(heads, rows, page["title"], notes), out)
 
 
+@typed
 def table_a1(out: Path | None = None, results: Path = RESULTS) -> Table:
     """Print the paper's Table A1, WikiText-103 by L and k, and beside it what we measured, where there is any.
 
@@ -197,6 +203,7 @@ def table_a1(out: Path | None = None, results: Path = RESULTS) -> Table:
     return _give_sweep("A1", out, results)
 
 
+@typed
 def table_a2(out: Path | None = None, results: Path = RESULTS) -> Table:
     """Print the paper's Table A2, PG-19 by L and k, and beside it what we measured, where there is any.
 
@@ -328,6 +335,7 @@ def _mean_figures(series: Series, slots: int) -> str:
     return means + (f" ({seeds} seeds)" if seeds > 1 else "")
 
 
+@typed
 def accounting(out: Path | None = None) -> Table:
     """Print, row by row, what the per-word figures of the paper's Tables A1 and A2 appear to count.
 

@@ -22,6 +22,7 @@ from logpast.experiments.pictures import check_picture, unframed, write_picture
 from logpast.experiments.tables import Table, aligned, comma_separated
 from logpast.files import make_way_for, write_whole
 from logpast.plain import flat
+from logpast.typed import typed
 
 COLUMNS = {
     "run": "run", "system": "recipe.model.system", "window": "recipe.model.window", "L": "recipe.model.slots",
@@ -50,6 +51,7 @@ class Entry(NamedTuple):
         return next((self.values[n] for n in (name, f"recipe.{name}", f"scores.{name}") if n in self.values), default)
 
 
+@typed
 def results(
     where: list[str] | None = None,
     folder: Path = Path("results"),

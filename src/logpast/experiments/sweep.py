@@ -31,8 +31,10 @@ from logpast.progress import Board, board, clock
 from logpast.training.checkpoint import keep_weights_alone
 from logpast.training.log import last_record
 from logpast.training.loop import open_data
+from logpast.typed import typed
 
 
+@typed
 def sweep(
     page: Path,
     out: Path | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -47,6 +48,8 @@ class LogMemory(nn.Module):
 
     def __init__(self, dim: int, bank: FilterBank, norm: bool = True, path: Path = "auto", eps: float = 1e-5) -> None:
         super().__init__()
+        if not isinstance(bank, FilterBank):
+            raise ValueError(f"bank must be a FilterBank, such as FilterBank(slots=33, sharpness=100); got {bank!r}")
         if path not in get_args(Path):
             raise ValueError(f"path must be {', '.join(get_args(Path))}; got {path!r}")
         if path == "fused" and not HAS_TRITON:
@@ -58,12 +61,18 @@ class LogMemory(nn.Module):
         for name in ("kept", "first", "parts", "unit"):
             self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
         self._lay_out()
+        silent = bank.peaks[bank.weights.max(axis=1) < torch.finfo(self.filters.dtype).tiny]
+        if silent.size:
+            raise ValueError(
+                f"the filter with its peak at {silent[0]:.4g} (sharpness={bank.sharpness:g}) has no weight that "
+                f"{self.filters.dtype} can hold; use normalize='area' or a smaller sharpness"
+            )
 
     def forward(self, embeddings: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Slots from the embeddings (B, T, d) before a position, in the order of the text.
 
         Of more than `bank.horizon` embeddings the last are used. `lengths` (B,) says how many of each row's last
-        embeddings are real; what lies before counts as missing, that is, as zero vectors.
+        embeddings are real: rows are padded before them, not after, and that counts as missing, as zero vectors.
         """
         embeddings = self._within_horizon(embeddings)
         if lengths is not None:
@@ -75,14 +84,20 @@ class LogMemory(nn.Module):
                 slots = support.compress(self.filters, embeddings, self._groups)
         return self.norm(slots)
 
-    def from_ids(self, ids: Tensor, table: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Slots from token ids (B, T) and their embedding table (V, d). A negative id is a missing token."""
+    def from_ids(self, ids: Tensor, table: Tensor | nn.Embedding, lengths: Tensor | None = None) -> Tensor:
+        """Slots from token ids (B, T) and their embedding table (V, d) or its module. A negative id is a missing token.
+
+        `lengths` as in `forward`: rows are padded before their tokens, not after them.
+        """
+        table = table.weight if isinstance(table, nn.Embedding) else table
         ids = self._within_horizon(ids)
         if ids.dtype not in (torch.int32, torch.int64):
             ids = ids.long()
         if lengths is not None:
             ids = ids.masked_fill(~self._real(ids, lengths), -1)
         path = self.path_for(table) if ids.numel() else "naive"
+        if path == "fused" and not table.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError(f"path 'fused' runs on CUDA devices, and the table is on {table.device}; use 'auto'")
         if path == "fused" and table.dtype not in fused.DTYPES:
             raise ValueError(f"path 'fused' is for 16- and 32-bit floats, not {table.dtype}; use 'auto'")
         if path == "fused":

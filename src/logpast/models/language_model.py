@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from logpast.errors import UserError
 from logpast.memory import HAS_TRITON
 from logpast.memory.naive import accumulation_dtype, in_autocast
+from logpast.typed import settle
 
 if HAS_TRITON:
     from logpast.models import gelu, head, norm
@@ -46,6 +47,7 @@ class ModelConfig:
     """rows of the embedding table; by default the tokenizer's size, rounded up to a multiple of 64"""
 
     def __post_init__(self) -> None:
+        settle(self, "model.")
         self._at_least(window=1, layers=1, heads=1, width=1)
         for name in ("mlp", "vocabulary"):
             if getattr(self, name) is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from logpast.memory.naive import embed
@@ -27,4 +28,7 @@ class RecentTransformer(Transformer):
         return self.slots
 
     def front(self, history: Tensor) -> Tensor:
-        return embed(self.table.weight, history)
+        missing = self.slots - history.shape[1]
+        if missing > 0:
+            history = F.pad(history, (missing, 0), value=-1)
+        return embed(self.table.weight, history[:, history.shape[1] - self.slots :])

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from logpast.data.windows import Streams
 from logpast.errors import UserError
 from logpast.models import LogMemoryConfig, ModelConfig, config_from_dict, config_to_dict
+from logpast.typed import settle
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class DataConfig:
     """score only about the first so many validation tokens while training; default: all"""
 
     def __post_init__(self) -> None:
+        settle(self, "data.")
         if self.validation_tokens is not None and self.validation_tokens < 1:
             raise UserError(f"data.validation_tokens must be at least 1, got {self.validation_tokens}")
 
@@ -55,6 +57,7 @@ class OptimizerConfig:
     """largest norm of the gradient; 0 turns clipping off"""
 
     def __post_init__(self) -> None:
+        settle(self, "optimizer.")
         for name in ("learning_rate", "final_learning_rate", "warmup_steps", "weight_decay", "clip"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"optimizer.{name} must be 0 or above, got {getattr(self, name)}")
@@ -109,6 +112,7 @@ class TrainConfig:
     one; or the path of a checkpoint to go on from"""
 
     def __post_init__(self) -> None:
+        settle(self)
         positive = ("batch_size", "devices", "validate_every", "checkpoint_every", "keep", "log_every")
         for name in positive:
             if getattr(self, name) < 1:
@@ -144,7 +148,6 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
         values = dict(values)
-        values["run"] = Path(values["run"])
         values["model"] = config_from_dict(values["model"])
         values["data"] = DataConfig(**values["data"])
         values["optimizer"] = OptimizerConfig(**values["optimizer"])

@@ -13,6 +13,7 @@ import yaml
 from logpast.data import TokenStore
 from logpast.errors import UserError
 from logpast.files import LOCK, UNFINISHED, alone, remove, sweep, whole_or_absent, write_whole
+from logpast.plain import flat
 from logpast.training.checkpoint import Checkpoint, checkpoint_path, find_checkpoint, sorted_checkpoints, step_of
 from logpast.training.config import TrainConfig, lesson
 
@@ -27,22 +28,24 @@ def find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | None
         if sorted_checkpoints(run):
             found = find_checkpoint(run, "latest")
         elif taken and not _is_beginning_of(config):
-            raise UserError(f"{run} holds something else than the beginning of this run; give another --run folder")
+            raise UserError(_in_the_way(run))
     elif config.resume is not False:
         found = find_checkpoint(Path(config.resume), "latest")
         later = [c for c in sorted_checkpoints(run) if step_of(c) > found.step]
         if taken and (later or run.resolve() != found.path.resolve().parents[1]):
             raise UserError(f"{run} holds another run, or a later part of this one; give another --run folder")
-    elif taken:
+    elif taken and (sorted_checkpoints(run) or _is_beginning_of(config)):
         raise UserError(f"{run} exists already; go on with it by --resume auto, or give another --run folder")
+    elif taken:
+        raise UserError(_in_the_way(run))
     if found is None:
         return None
-    ours, theirs = lesson(config), lesson(found.config)
-    ours["model"] |= {"vocabulary": config.model.vocabulary or theirs["model"]["vocabulary"]}
-    for name, value in ours.items():
-        if value != theirs[name]:
+    ours, theirs = flat(lesson(config)), flat(lesson(found.config))
+    ours["model.vocabulary"] = config.model.vocabulary or theirs["model.vocabulary"]
+    for name in ours | theirs:
+        if ours.get(name) != theirs.get(name):
             raise UserError(
-                f"cannot resume {found.path}: it was run with {name}={theirs[name]}, now it is {value}; "
+                f"cannot resume {found.path}: it was run with {name}={theirs.get(name)}, now it is {ours.get(name)}; "
                 f"change that back, or work in another folder"
             )
     if found.state["data"]["sha256"] != store.identity["sha256"]:
@@ -50,14 +53,28 @@ def find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | None
     return found
 
 
+def _begun(run: Path) -> TrainConfig | None:
+    """What was begun in a folder, if it was a run."""
+    try:
+        return TrainConfig.from_dict(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return None
+
+
 def _is_beginning_of(config: TrainConfig) -> bool:
     """Whether the run's folder is what the same run leaves if it is killed before its first checkpoint."""
-    try:
-        theirs = TrainConfig.from_dict(yaml.safe_load((config.run / "config.yaml").read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+    if (theirs := _begun(config.run)) is None:
         return False
     model = replace(theirs.model, vocabulary=config.model.vocabulary)
     return lesson(replace(theirs, model=model)) == lesson(config)
+
+
+def _in_the_way(run: Path) -> str:
+    if _begun(run):
+        held, way = "the beginning of a run with other settings, and no checkpoint", "delete it, or give"
+    else:
+        held, way = "something else than a run", "give"
+    return f"{run} exists already and holds {held}; {way} another --run folder"
 
 
 @contextmanager

@@ -79,6 +79,8 @@ class Run:
         self.leads = fabric.global_rank == 0
         with fabric.rank_zero_first():
             store, self.validation = open_data(config.data)
+            if config.data.tokenizer and is_store(config.data.train):  # which has its own, whatever a recipe says
+                config = replace(config, data=replace(config.data, tokenizer=store.tokenizer.name))
             resumed = find_resumption(config, store)
         torch.manual_seed(config.seed)
         bare = build(config.model, store.tokenizer.size)

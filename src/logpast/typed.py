@@ -1,0 +1,60 @@
+"""Types of settings, held to in a notebook as the command line holds to them.
+
+A misspelt choice that goes unnoticed changes a result without a word, so it is an error, wherever it comes from; and a
+path may be given as a text.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from logpast.errors import UserError, nearest
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def typed(function: Callable[P, R]) -> Callable[P, R]:
+    """A verb whose arguments are settled before it begins."""
+
+    @wraps(function)
+    def settling(*args: P.args, **kwargs: P.kwargs) -> R:
+        hints, given = get_type_hints(function), inspect.signature(function).bind(*args, **kwargs)
+        given.arguments.update({name: settled(name, value, hints[name]) for name, value in given.arguments.items()})
+        return function(*given.args, **given.kwargs)
+
+    return settling
+
+
+def settle(config: Any, before: str = "") -> None:
+    """The same for the fields of a frozen dataclass, in its __post_init__; `before` stands before a field's name."""
+    hints = get_type_hints(type(config))
+    for each in fields(config):
+        value = settled(before + each.name, getattr(config, each.name), hints[each.name])
+        object.__setattr__(config, each.name, value)
+
+
+def settled(name: str, value: Any, kind: Any) -> Any:
+    """A text as a setting of this type: one of its choices, a path, a list of one, or an error; all else as it is."""
+    if not isinstance(value, str):
+        return value
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    choices = [choice for each in kinds if get_origin(each) is Literal for choice in get_args(each)]
+    if str in kinds or Any in kinds or value in choices:
+        return value
+    if Path in kinds:
+        return Path(value)
+    if list[str] in kinds:
+        return [value]
+    instead = nearest(value, choices) if choices else f"it is no text, but {_named(kinds)}"
+    raise UserError(f"{name} cannot be {value!r}; {instead}")
+
+
+def _named(kinds: tuple[Any, ...]) -> str:
+    return " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None))
