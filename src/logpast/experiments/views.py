@@ -296,26 +296,31 @@ def _gains_of_sweep(results: Path, text: str, gain: Callable[..., float | None])
     return ", ".join(gains).replace("-", "−")
 
 
-def _on_the_way(results: Path) -> str:
-    """What lay between the training losses of each pair, which had the same batches, in parts of the training."""
+def _on_the_way(results: Path, file: str) -> str:
+    """What lay between the losses of each pair: in training, where both had the same batches, in parts of it; on the
+    validation text in the end; and on the test text with the weights that did best on that.
+    """
     rows, parts = [], 4
-    for memory, control in _pairs(results, "sweep-small"):
-        ours, theirs = (
-            read_curve(results / "logs" / "sweep-small" / f"{row['sweep']['cell']}.jsonl") for row in (memory, control)
-        )
+    for memory, control in _pairs(results, file):
+        logs = [results / "logs" / file / f"{row['sweep']['cell']}.jsonl" for row in (memory, control)]
+        ours, theirs = map(read_curve, logs)
         apart, last, model = above(ours.training, theirs.training), max(ours.training), memory["recipe"]["model"]
         means = [
             statistics.mean(value for step, value in apart.items() if (step - 1) * parts // last == part)
             for part in range(parts)
         ]
-        gains = [*means, _gain(memory, control), _familiar_gain(memory, control)]
+        in_the_end = above(ours.validation, theirs.validation).get(last)
+        gains = [*means, in_the_end, _gain(memory, control), _familiar_gain(memory, control)]
         rows.append([
             memory["train_data"]["name"], f"{model['sharpness']:g}", str(model["slots"]), str(memory["seed"]),
             *("" if gain is None else f"{gain:+.4f}" for gain in gains),
         ])  # fmt: skip
-    millions = _rows(results, "sweep-small")[0]["train_tokens"] / parts / 1e6
-    spans = [f"{part * millions:.0f}–{(part + 1) * millions:.0f}M tokens" for part in range(parts)]
-    return markdown(Table(["trained on", "k", "L", "seed", *spans, "test", "test, familiar"], rows))
+    millions = _rows(results, file)[0]["train_tokens"] / parts / 1e6
+    digits = 0 if millions > 1 else 1
+    spans = [f"{part * millions:.{digits}f}–{(part + 1) * millions:.{digits}f}M tokens" for part in range(parts)]
+    heads = ["trained on", "k", "L", "seed", *spans, "validation", "test", "test, familiar"]
+    filled = [place for place in range(len(heads)) if any(row[place] for row in rows)]
+    return markdown(Table([heads[place] for place in filled], [[row[place] for place in filled] for row in rows]))
 
 
 VIEWS: dict[str, View] = {
@@ -339,6 +344,6 @@ VIEWS: dict[str, View] = {
     "ours": _ours,
     "sweep-small-gains": lambda results: _gains_of_sweep(results, "wiki22k:train", _gain),
     "sweep-small-gains-pg19": lambda results: _gains_of_sweep(results, "pg19:train", _familiar_gain),
-    "sweep-small-on-the-way": _on_the_way,
+    "sweep-small-on-the-way": lambda results: _on_the_way(results, "sweep-small"),
     "sweep-small-cells": lambda results: str(len(_rows(results, "sweep-small"))),
 }
