@@ -315,6 +315,9 @@ def test_odd_prompts_are_taken(tiny_run: Path, capsys: pytest.CaptureFixture[str
     for prompt in ("-hello", "--hello"):
         told = error_of(capsys, "generate", "--checkpoint", tiny_run, "--prompt", prompt)
         assert f"--prompt is given without a value; write --prompt={prompt} if that is meant" in told
+    told = error_of(capsys, "generate", "--checkpoint", tiny_run, "--prompt", "--seed=3")
+    assert "--prompt: expected one argument" in told
+    assert run("train", "--config", RECIPES / "small-cpu.yaml", "--print_config", "--steps=5") == 0
     assert "must be a number of 0 or above" in error_of(capsys, "generate", "--checkpoint", ".", "--temperature", -1)
 
 

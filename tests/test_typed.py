@@ -29,6 +29,7 @@ from logpast.typed import settled
         (lambda: evaluate("x", "y", accounting="All"), r"accounting cannot be 'All'; did you mean all\?"),
         (lambda: evaluate("x", "y", streams="documents"), r"streams cannot be 'documents'"),
         (lambda: evaluate("x", "y", precision="float16"), r"precision cannot be 'float16'; did you mean bfloat16\?"),
+        (lambda: evaluate("x", "y", streams=2), r"streams cannot be 2; known: corpus, document"),
         (lambda: evaluate("x", "y", batch_size="4"), r"batch_size cannot be '4'; it is no text, but int"),
         (lambda: logpast.analyze("x", "y", precision="half"), r"precision cannot be 'half'; known: float32"),
     ],

@@ -182,9 +182,9 @@ def _parse(parser: ArgumentParser, argv: list[str]) -> dict[str, Any]:
             group.title = "settings"
     known = [option for action in parser._actions for option in action.option_strings]
     bools = [name for a in parser._actions if getattr(a, "_typehint", None) is bool for name in a.option_strings]
-    with_value = set(known) - {*bools, "-h", "--help"}
+    texts = {name for a in parser._actions if a.nargs is None for name in a.option_strings} - set(bools)
     for option, word in pairwise(argv):  # a text that looks like an option; a number, or one with a space, does not
-        if option in with_value and re.match(r"--?[^-\s\d.]\S*$", word) and word not in known:
+        if option in texts and re.match(r"--?[^-\s\d.]\S*$", word) and word.partition("=")[0] not in known:
             raise UserError(f"{option} is given without a value; write {option}={word} if that is meant")
     for word in argv:
         option = word.partition("=")[0].removesuffix("+")

@@ -41,18 +41,21 @@ def settle(config: Any, before: str = "") -> None:
 
 
 def settled(name: str, value: Any, kind: Any) -> Any:
-    """A text as a setting of this type: one of its choices, a path, a list of one, or an error; all else as it is."""
-    if not isinstance(value, str):
-        return value
+    """A setting of this type: a text is one of its choices, a path, a list of one, or wrong; all else is as it is,
+    where there is more than choices.
+    """
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     choices = [choice for each in kinds if get_origin(each) is Literal for choice in get_args(each)]
+    others = [each for each in kinds if get_origin(each) is not Literal and each is not type(None)]
+    if value is None or (others and not isinstance(value, str)):
+        return value
     if str in kinds or Any in kinds or value in choices:
         return value
     if Path in kinds:
         return Path(value)
     if list[str] in kinds:
         return [value]
-    instead = nearest(value, choices) if choices else f"it is no text, but {_named(kinds)}"
+    instead = nearest(str(value), choices) if choices else f"it is no text, but {_named(kinds)}"
     raise UserError(f"{name} cannot be {value!r}; {instead}")
 
 

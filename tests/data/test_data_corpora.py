@@ -110,7 +110,7 @@ def test_utf_16_is_told(tmp_path: Path) -> None:
     [
         ("wikitxt103:test", "did you mean wikitext103:test"),
         ("pg-19", "did you mean pg19"),
-        ("wikitext103", r"wikitext103 alone is no text, but several: write wikitext103:train \(there is "),
+        ("wikitext103", r"wikitext103 is a corpus, and no text of it: write wikitext103:train \(there is "),
         ("nothing/like/it.txt", r"no file, folder or corpus .*Known corpora are wikitext103:train, "),
         ("wikitext103:tset", "write wikitext103:test .there is train, validation, test"),
         ("wikitext103", "write wikitext103:train"),

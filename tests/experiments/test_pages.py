@@ -54,13 +54,13 @@ def test_a_sweep_of_pairs_is_told_in_quarters(tmp_path: Path) -> None:
         cell = f"{slots}-{k}-{seed}"
         model = {"slots": slots} | ({"sharpness": float(k)} if k else {})
         rows.append({
-            "recipe": {"model": model}, "seed": seed, "train_data": {"name": "wiki22k:train"}, "train_tokens": 8e6,
+            "recipe": {"model": model}, "seed": seed, "train_data": {"name": "wiki22k:train"},
             "sweep": {"cell": cell}, "scores": {"ppl_token": math.exp(loss)},
         })  # fmt: skip
         if slots == 5:  # the third document is not familiar, and there the memory is further ahead
             by_document = {"nats": [5 * loss, 15 * loss, 95 * loss], "tokens": [10, 30, 90], "unseen": [0, 0, 9]}
             rows[-1]["scores"]["by_document"] = by_document
-        records = [{"step": step, "loss": 10 - step * loss, "tokens": step} for step in range(1, 9)]
+        records = [{"step": step, "loss": 10 - step * loss, "tokens": 1e6 * step} for step in range(1, 9)]
         if slots == 53:
             records += [{"step": step, "validation_loss": step * loss} for step in (4, 8)]
         place = tmp_path / "logs" / "sweep-small" / f"{cell}.jsonl"

@@ -45,6 +45,11 @@ def inputs(model: Transformer, batch: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+def test_a_filter_that_the_arithmetic_cannot_hold_is_told() -> None:
+    with pytest.raises(UserError, match=r"model: the filter with its peak at 1\.414 \(sharpness=2000\) has no weight"):
+        build(LogMemoryConfig(slots=17, sharpness=2000, layers=1, heads=1, width=8, vocabulary=31))
+
+
 @BOTH
 def test_a_history_of_any_length_is_read_from_its_end(config: LogMemoryConfig | RecentConfig) -> None:
     """What is missing counts as missing, and what lies beyond the model's past as never said."""

@@ -406,7 +406,7 @@ def test_a_folder_without_a_checkpoint_is_named_for_what_it_is(train_config: Tra
     with pytest.raises(UserError, match="exists already; go on with it by --resume auto, or give another"):
         train(wild)
     (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "diary.txt").write_text("precious")
+    (tmp_path / "notes" / "config.yaml").write_text("model: gpt2\n")
     for resume in (False, "auto"):
         with pytest.raises(UserError, match="exists already and holds something else than a run; give another --run"):
             train(replace(train_config, run=tmp_path / "notes", resume=resume))
@@ -416,7 +416,8 @@ def test_a_store_brings_its_tokenizer_whatever_the_recipe_says(train_config: Tra
     data = replace(train_config.data, tokenizer="bpe-4096")
     train(replace(train_config, steps=2, data=data))
     assert find_checkpoint(train_config.run).config.data.tokenizer == store.tokenizer.name == "bpe-300"
-    train(replace(train_config, steps=2, data=data, resume="auto"))
+    for tokenizer in ("bpe-4096", "gpt2", None):
+        train(replace(train_config, steps=2, data=replace(data, tokenizer=tokenizer), resume="auto"))
 
 
 def test_resuming_a_finished_run_changes_nothing(train_config: TrainConfig) -> None:

@@ -191,7 +191,7 @@ def _known(name: str, split: str, root: Path | None) -> Source:
     if split not in corpus.splits:
         near, *_ = difflib.get_close_matches(split, corpus.splits, cutoff=0.3) or corpus.splits
         have = ", ".join(corpus.splits)
-        wrong = f"{spec} is no part of {name}" if split else f"{name} alone is no text, but several"
+        wrong = f"{spec} is no part of {name}" if split else f"{name} is a corpus, and no text of it"
         raise UserError(f"{wrong}: write {name}:{near} (there is {have})")
     if corpus.package is not None:
         chapters = functools.partial(corpus.package, split)

@@ -75,11 +75,11 @@ def evaluate(
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}")
-    make_way_for({"--save_nats": save_nats, "--record": record, "--json": json})
     if save_nats is not None and save_nats.suffix != ".npy":
         raise UserError(f"{save_nats} is no name for saved nats: give --save_nats one that ends in .npy")
     if record is not None and record.suffix != ".jsonl":
         raise UserError(f"{record} is no ledger: give --record a name that ends in .jsonl")
+    make_way_for({"--save_nats": save_nats, "--record": record, "--json": json})
     found = find_checkpoint(checkpoint)
     store = open_tokens(data, found.load_tokenizer(), cache)
     streams = streams or found.config.data.streams

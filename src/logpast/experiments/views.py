@@ -300,7 +300,7 @@ def _on_the_way(results: Path, file: str) -> str:
     """What lay between the losses of each pair: in training, where both had the same batches, in parts of it; on the
     validation text in the end; and on the test text with the weights that did best on that.
     """
-    rows, parts = [], 4
+    rows, parts, millions = [], 4, 0.0
     for memory, control in _pairs(results, file):
         logs = [results / "logs" / file / f"{row['sweep']['cell']}.jsonl" for row in (memory, control)]
         ours, theirs = map(read_curve, logs)
@@ -309,13 +309,13 @@ def _on_the_way(results: Path, file: str) -> str:
             statistics.mean(value for step, value in apart.items() if (step - 1) * parts // last == part)
             for part in range(parts)
         ]
+        millions = ours.tokens[last] / parts / 1e6
         in_the_end = above(ours.validation, theirs.validation).get(last)
         gains = [*means, in_the_end, _gain(memory, control), _familiar_gain(memory, control)]
         rows.append([
             memory["train_data"]["name"], f"{model['sharpness']:g}", str(model["slots"]), str(memory["seed"]),
             *("" if gain is None else f"{gain:+.4f}" for gain in gains),
         ])  # fmt: skip
-    millions = _rows(results, file)[0]["train_tokens"] / parts / 1e6
     digits = 0 if millions > 1 else 1
     spans = [f"{part * millions:.{digits}f}–{(part + 1) * millions:.{digits}f}M tokens" for part in range(parts)]
     heads = ["trained on", "k", "L", "seed", *spans, "validation", "test", "test, familiar"]
@@ -345,5 +345,6 @@ VIEWS: dict[str, View] = {
     "sweep-small-gains": lambda results: _gains_of_sweep(results, "wiki22k:train", _gain),
     "sweep-small-gains-pg19": lambda results: _gains_of_sweep(results, "pg19:train", _familiar_gain),
     "sweep-small-on-the-way": lambda results: _on_the_way(results, "sweep-small"),
+    "sweep-rereading": lambda results: _on_the_way(results, "sweep-rereading"),
     "sweep-small-cells": lambda results: str(len(_rows(results, "sweep-small"))),
 }

@@ -96,7 +96,7 @@ class LogMemory(nn.Module):
         if lengths is not None:
             ids = ids.masked_fill(~self._real(ids, lengths), -1)
         path = self.path_for(table) if ids.numel() else "naive"
-        if path == "fused" and not table.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        if path == "fused" and not table.is_cuda and not os.environ.get("TRITON_INTERPRET"):
             raise ValueError(f"path 'fused' runs on CUDA devices, and the table is on {table.device}; use 'auto'")
         if path == "fused" and table.dtype not in fused.DTYPES:
             raise ValueError(f"path 'fused' is for 16- and 32-bit floats, not {table.dtype}; use 'auto'")

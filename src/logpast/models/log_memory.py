@@ -48,7 +48,10 @@ class LogMemoryTransformer(Transformer):
 
     def __init__(self, config: LogMemoryConfig) -> None:
         super().__init__(config)
-        self.memory = LogMemory(config.width, config.bank) if config.slots else None
+        try:
+            self.memory = LogMemory(config.width, config.bank) if config.slots else None
+        except ValueError as error:
+            raise UserError(f"model: {error}") from None
 
     @property
     def history(self) -> int:

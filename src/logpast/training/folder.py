@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from logpast.data import TokenStore
+from logpast.data import TokenStore, is_store
 from logpast.errors import UserError
 from logpast.files import LOCK, UNFINISHED, alone, remove, sweep, whole_or_absent, write_whole
 from logpast.plain import flat
@@ -40,33 +40,37 @@ def find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | None
         raise UserError(_in_the_way(run))
     if found is None:
         return None
-    ours, theirs = flat(lesson(config)), flat(lesson(found.config))
-    ours["model.vocabulary"] = config.model.vocabulary or theirs["model.vocabulary"]
-    for name in ours | theirs:
-        if ours.get(name) != theirs.get(name):
-            raise UserError(
-                f"cannot resume {found.path}: it was run with {name}={theirs.get(name)}, now it is {ours.get(name)}; "
-                f"change that back, or work in another folder"
-            )
+    for name, (theirs, ours) in _apart(found.config, config).items():
+        wrong = f"it was run with {name}={theirs}, now it is {ours}"
+        raise UserError(f"cannot resume {found.path}: {wrong}; change that back, or work in another folder")
     if found.state["data"]["sha256"] != store.identity["sha256"]:
         raise UserError(f"cannot resume {found.path}: {store.name} holds other tokens than it was trained on")
     return found
+
+
+def _apart(theirs: TrainConfig, ours: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """The settings, of those that decide what is learned, in which a run that was begun differs from ours."""
+    begun, wanted = flat(lesson(theirs)), flat(lesson(ours))
+    if ours.model.vocabulary is None:  # still open
+        wanted["model.vocabulary"] = begun.get("model.vocabulary")
+    if is_store(ours.data.train):  # which has its own
+        wanted["data.tokenizer"] = begun.get("data.tokenizer")
+    names = [name for name in begun | wanted if begun.get(name) != wanted.get(name)]
+    return {name: (begun.get(name), wanted.get(name)) for name in names}
 
 
 def _begun(run: Path) -> TrainConfig | None:
     """What was begun in a folder, if it was a run."""
     try:
         return TrainConfig.from_dict(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return None
 
 
 def _is_beginning_of(config: TrainConfig) -> bool:
     """Whether the run's folder is what the same run leaves if it is killed before its first checkpoint."""
-    if (theirs := _begun(config.run)) is None:
-        return False
-    model = replace(theirs.model, vocabulary=config.model.vocabulary)
-    return lesson(replace(theirs, model=model)) == lesson(config)
+    theirs = _begun(config.run)
+    return theirs is not None and not _apart(theirs, config)
 
 
 def _in_the_way(run: Path) -> str:
