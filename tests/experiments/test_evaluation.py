@@ -144,20 +144,19 @@ def test_text_without_words_gives_valid_json(run: Path, tmp_path: Path, capsys: 
 
 def test_places_that_cannot_be_written_are_told_before_scoring(run: Path, books: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for wrong in (tmp_path, tmp_path / "file" / "x"):
-        with pytest.raises(UserError, match=str(wrong)):
-            evaluate(run, str(books), json=str(wrong))
-        with pytest.raises(UserError, match=str(wrong)):
-            evaluate(run, str(books), record=wrong)
-        with pytest.raises(UserError, match=str(wrong)):
-            evaluate(run, str(books), save_nats=wrong)
+    for option, suffix in (("json", ".json"), ("record", ".jsonl"), ("save_nats", ".npy")):
+        folder = tmp_path / f"folder{suffix}"
+        folder.mkdir()
+        for wrong, why in ((folder, "is a folder"), (tmp_path / "file" / f"x{suffix}", "")):
+            with pytest.raises(UserError, match=f"{wrong}.*{why}"):
+                evaluate(run, str(books), **{option: str(wrong)})  # type: ignore[arg-type]
     same = tmp_path / "same.jsonl"
     same.write_text("precious")
     for two in (
         {"json": str(same), "record": same},
-        {"save_nats": same, "record": tmp_path / "file" / ".." / "same.jsonl"},
+        {"json": f"{tmp_path}/file/../same.npy", "save_nats": tmp_path / "same.npy"},
     ):
-        with pytest.raises(UserError, match=r"would both be written to .*same\.jsonl; give each its own place"):
+        with pytest.raises(UserError, match=r"would both be written to .*same\..*; give each its own place"):
             evaluate(run, str(books), **two)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"ends in \.jsonl"):
         evaluate(run, str(books), record=tmp_path / "table.json")
