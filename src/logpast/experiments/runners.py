@@ -50,14 +50,10 @@ class Processes:
 
     def __init__(self, jobs: int | None) -> None:
         gpus = _visible_gpus()
-        self.jobs = jobs or max(1, len(gpus))
-        self.free = [_surroundings(gpus, place, self.jobs) for place in range(self.jobs)]
-        self.threads = ThreadPoolExecutor(self.jobs)
+        self.width = jobs or max(1, len(gpus))
+        self.free = [_surroundings(gpus, place, self.width) for place in range(self.width)]
+        self.threads = ThreadPoolExecutor(self.width)
         self.running: set[subprocess.Popen[bytes]] = set()
-
-    @property
-    def width(self) -> int:
-        return self.jobs
 
     def start(self, job: Job) -> Future[Row]:
         place, log = self.free.pop(0), Path(job["log"])
