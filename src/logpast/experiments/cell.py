@@ -125,7 +125,6 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
 def _check_texts(config: TrainConfig, test: str, known: dict[str, str]) -> None:
     store, _ = open_data(config.data)
-    assert store.path is not None
     for part, name, text in (
         ("train_data", config.data.train, store),
         ("test_data", test, open_tokens(test, store.path)),

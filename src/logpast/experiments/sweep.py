@@ -129,7 +129,6 @@ def _prepare_texts(cells: list[Cell]) -> None:
     """Tokenise every text once, here, before cells that run at the same time would each do so."""
     for data, test in dict.fromkeys((cell.config.data, cell.test) for cell in cells):
         store, _ = open_data(data)
-        assert store.path is not None
         open_tokens(test, store.path)
 
 
