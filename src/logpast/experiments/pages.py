@@ -74,10 +74,9 @@ def fill(text: str, results: Path, page: str) -> str:
         new = view(name, results, line)
         if alone:
             same = [line.split() for line in old.strip().split("\n")] == [line.split() for line in new.split("\n")]
+            new = f"\n{new}\n".replace("\n", alone[0])
         else:  # in a sentence, lines may be broken anywhere
             same = old.split() == new.split()
-        if alone:
-            new = f"\n{new}\n".replace("\n", alone[0])
         return mark[0] if same else f"{BEGIN}{name} -->{new}{END}"
 
     if text.count(BEGIN) != text.count(END):

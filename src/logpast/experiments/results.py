@@ -97,18 +97,17 @@ def results(
     entries = chosen(entries, conditions)
     if plot is not None:
         _draw(entries, plot, x, y, [name.strip() for name in by.split(",")])
+    rows = [{"file": entry.file} | entry.row for entry in entries]
     if json is not None:
-        rows = [{"file": entry.file} | entry.row for entry in entries]
         _give(json, json_library.dumps(rows, indent=2, ensure_ascii=False) + "\n")
     if csv is not None:
-        heads = list(dict.fromkeys(name for entry in entries for name in _names(entry)))
-        cells = [[entry.values.get(name) for name in heads] for entry in entries]
-        _give(
-            csv, comma_separated(Table(heads, [["" if cell is None else str(cell) for cell in row] for row in cells]))
-        )
+        heads = _names(entries)
+        values = [[entry.values.get(name) for name in heads] for entry in entries]
+        cells = [["" if value is None else str(value) for value in line] for line in values]
+        _give(csv, comma_separated(Table(heads, cells)))
     if "-" not in (json, csv):
         print("\n\n".join(aligned(table) for table in tables(entries)))
-    return [{"file": entry.file} | entry.row for entry in entries]
+    return rows
 
 
 def _check_targets(targets: dict[str, Path | str | None], folder: Path) -> None:
@@ -235,7 +234,7 @@ def tables(entries: list[Entry]) -> list[Table]:
         groups.setdefault(entry.title, []).append(entry)
     found = []
     for title, group in groups.items():
-        heads = list(dict.fromkeys(name for entry in group for name in _names(entry)))
+        heads = _names(group)
         rows = [[_text(name, entry.values.get(name)) for name in heads] for entry in group]
         if title:  # it names the file
             heads, rows = heads[1:], [row[1:] for row in rows]
@@ -243,9 +242,9 @@ def tables(entries: list[Entry]) -> list[Table]:
     return found
 
 
-def _names(entry: Entry) -> list[str]:
-    """The columns of a row: the short names of a scored run, all there is of a benchmark."""
-    return ["file", *COLUMNS] if _is_run(entry.row) else list(entry.values)
+def _names(entries: list[Entry]) -> list[str]:
+    """The columns of rows: the short names of a scored run, all there is of a benchmark."""
+    return list(dict.fromkeys(n for e in entries for n in (["file", *COLUMNS] if _is_run(e.row) else e.values)))
 
 
 def _text(name: str, value: Any) -> str:
