@@ -6,7 +6,7 @@ slot silent, with the past cut off or shuffled beyond some lag, and by windows t
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -85,10 +85,8 @@ def run(
     for kind, passes in plan.items():
         for one in passes:
             model, share = one.model, one.cost / one.tokens
-            with ExitStack() as stack:
-                if one.change and isinstance(model, Transformer):
-                    stack.enter_context(changed_past(model, **one.change))
-                stack.enter_context(arithmetic(device, precision))
+            past = changed_past(model, **one.change) if isinstance(model, Transformer) else nullcontext()
+            with past, arithmetic(device, precision):
                 nats = score(
                     model, store, model.window, model.history, batch_size, streams, device, one.tokens,
                     progress=partial(_show, progress, one.name, done, share), stride=one.stride,
