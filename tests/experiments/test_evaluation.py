@@ -291,6 +291,12 @@ def test_another_tokenizer_is_refused(run: Path, books: Path, tmp_path: Path) ->
         evaluate(run, str(tmp_path / "gpt2"))
 
 
+def test_a_rival_that_is_not_there_costs_no_scoring(run: Path, books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "score", lambda *_, **__: pytest.fail("it has begun to score"))
+    with pytest.raises(UserError, match="no checkpoint at nowhere"):
+        evaluate(run, str(books), against=Path("nowhere"))
+
+
 @pytest.fixture(scope="module")
 def gpt2_run(tmp_path_factory: pytest.TempPathFactory, books: Path) -> dict[int, Path]:
     """Runs with GPT-2's tokenizer and the paper's window, as small as they come, hardly trained."""

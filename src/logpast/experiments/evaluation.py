@@ -85,7 +85,7 @@ def evaluate(
     streams = streams or found.config.data.streams
     place = device_for(device, precision)
     span = _span(found, store, accounting)
-    saved = _saved_nats(against, store) if against is not None and against.suffix == ".npy" else None
+    other = _other(against, store) if against is not None else None
     started = time.monotonic()
     nats = _score_checkpoint(found, store, batch_size, streams, place, precision)
     seconds = time.monotonic() - started
@@ -94,8 +94,9 @@ def evaluate(
     if accounting != "all":
         result["all"] = figures(nats, store)
     result |= {"streams": streams, "precision": precision, "device": str(place), "seconds": round(seconds, 3)}
-    if against is not None:
-        other = saved if saved is not None else _score_other(against, store, batch_size, streams, place, precision)
+    if other is not None:
+        if isinstance(other, Checkpoint):
+            other = _score_checkpoint(other, store, batch_size, streams, place, precision)
         ours, tokens = per_document(nats, store, span)
         theirs, _ = per_document(other, store, span)
         result["against"] = {"checkpoint": str(against)} | metrics.paired_difference(ours, theirs, tokens)
@@ -158,8 +159,8 @@ def find_other(path: Path, store: TokenStore) -> Checkpoint:
     return other
 
 
-def _score_other(path: Path, store: TokenStore, *how: Any) -> NDArray[np.float64]:
-    return _score_checkpoint(find_other(path, store), store, *how)
+def _other(path: Path, store: TokenStore) -> Checkpoint | NDArray[np.float64]:
+    return _saved_nats(path, store) if path.suffix == ".npy" else find_other(path, store)
 
 
 def _saved_nats(path: Path, store: TokenStore) -> NDArray[np.float64]:
