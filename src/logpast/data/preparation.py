@@ -141,13 +141,13 @@ def open_tokens(
     return TokenStore.open(folder)
 
 
-def is_prepared(spec: str, tokenizer: str | None = None, cache: Path | None = None, root: Path | None = None) -> bool:
+def is_prepared(spec: str, tokenizer: str | None = None, cache: Path | None = None) -> bool:
     """Whether `open_tokens` would find the tokens and need not make them first."""
     if is_store(spec):
         return True
     to_train = tokenizer is not None and TO_TRAIN.fullmatch(tokenizer)
     try:
-        source = find(spec, root)
+        source = find(spec)
         made_by = tokenizer if to_train else load_tokenizer(tokenizer or "gpt2").fingerprint
     except UserError:
         return False

@@ -22,6 +22,7 @@ Change = Callable[[Tensor], Tensor]
 Kinds = NDArray[np.int64]
 
 PERMUTATIONS = 64  # that windows are dealt, so that no figure hangs on a single one
+FEWEST, BLOCKS = 20, 50  # documents that intervals are made of; runs of windows in their place
 NEVER = -1
 
 
@@ -122,16 +123,16 @@ def doubling(largest: int) -> list[int]:
     return [2**power for power in range(max(0, largest).bit_length())]
 
 
-def groups_of(store: TokenStore, tokens: int, window: int, fewest: int = 20, blocks: int = 50) -> tuple[Kinds, str]:
+def groups_of(store: TokenStore, tokens: int, window: int) -> tuple[Kinds, str]:
     """Which tokens are drawn together when intervals are made, and what these groups are.
 
-    Documents if there are at least `fewest` in the first so many tokens, else about `blocks` runs of whole windows.
+    Documents if there are at least FEWEST in the first so many tokens, else about BLOCKS runs of whole windows.
     """
     there = int(((store.documents.start < tokens) & (store.documents.tokens > 0)).sum())
     whose = "1 document" if there == 1 else f"{there:,} documents"
-    if there >= fewest:
+    if there >= FEWEST:
         index = np.searchsorted(store.documents.start, np.arange(tokens), side="right") - 1
         return index, whose
-    size = window * max(1, -(-tokens // (window * blocks)))
+    size = window * max(1, -(-tokens // (window * BLOCKS)))
     what = f"{-(-tokens // size):,} blocks of {size:,} tokens in {whose}, which says nothing of others"
     return np.arange(tokens) // size, what
