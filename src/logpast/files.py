@@ -30,7 +30,7 @@ def whole_or_absent(place: Path) -> Iterator[Path]:
 
     Raises FileExistsError if something else has come to stand there meanwhile; it is left as it is.
     """
-    folder = place.with_name(f".{place.name}.{secrets.token_hex(4)}.unfinished")
+    folder = _unfinished(place)
     try:
         folder.mkdir(parents=True)
         for leftover in place.parent.glob(f".{escape(place.name)}.*.unfinished"):
@@ -60,7 +60,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
         content = content.encode("utf-8", "replace")  # line breaks as they are; half a surrogate pair has no UTF-8
     special = file.exists() and not file.is_file()  # /dev/stdout: nothing there could be lost
     file = file if special else file.resolve()
-    part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.unfinished")
+    part = _unfinished(file)
     try:
         if special:
             file.write_bytes(content)
@@ -75,6 +75,11 @@ def write_whole(file: Path, content: str | bytes) -> None:
     finally:
         with suppress(OSError):  # of a read-only place, whose error has been told
             part.unlink(missing_ok=True)
+
+
+def _unfinished(place: Path) -> Path:
+    """A name beside it that nobody else has."""
+    return place.with_name(f".{place.name}.{secrets.token_hex(4)}.unfinished")
 
 
 def locked(file: IO[Any] | int, wait: bool = False) -> bool:
@@ -130,8 +135,7 @@ def make_way_for(targets: dict[str, Path | str | None]) -> None:
 
 def remove(folder: Path) -> None:
     """Take a folder away in one step."""
-    away = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.unfinished")
-    folder.rename(away)
+    away = folder.rename(_unfinished(folder))
     shutil.rmtree(away, ignore_errors=True)
 
 
