@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from logpast.errors import UserError
+from logpast.files import write_whole
 
 TAIL = 4096  # bytes: some records
 
@@ -24,9 +25,7 @@ class Log:
             return
         path = folder / "log.jsonl"
         kept = [line for line in _lines(path) if line["step"] <= step]
-        replacement = path.with_suffix(".part")
-        replacement.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        os.replace(replacement, path)
+        write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
         self.file = path.open("a", buffering=1)
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
