@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -114,9 +114,7 @@ class Windows:
 
     def locate(self, indices: NDArray[np.int64]) -> Tensor:
         """(3, B) on the CPU: where each window's stream begins in the store, its length, the window's start in it."""
-        stream = np.searchsorted(self.first, indices, side="right") - 1
-        start = (indices - self.first[stream]) * self.stride - self.shift
-        return torch.from_numpy(np.stack([self.starts[stream], self.lengths[stream], start]))
+        return torch.from_numpy(np.stack(self._locate(indices)))
 
     def cut(self, located: Tensor) -> Batch:
         """The windows that `locate` found, of this or another shift."""
@@ -141,19 +139,19 @@ class Windows:
 
     def places(self, index: int) -> slice:
         """Where the tokens that window `index` is the first to predict lie in the store."""
-        stream, start = self._locate(index)
-        begin, length = int(self.starts[stream]), int(self.lengths[stream])
+        begin, length, start = map(int, self._locate(index))
         first = max(start, 0) + self.overlap(index)
         return slice(begin + min(first, length), begin + min(start + self.window, length))
 
     def overlap(self, index: int) -> int:
         """How many of window `index`'s predictions the windows before it have made."""
-        _, start = self._locate(index)
+        *_, start = self._locate(index)
         return self.window - self.stride if start > 0 else 0
 
-    def _locate(self, index: int) -> tuple[int, int]:
-        stream = int(np.searchsorted(self.first, index, side="right")) - 1
-        return stream, (index - int(self.first[stream])) * self.stride - self.shift
+    def _locate(self, index: Any) -> tuple[Any, Any, Any]:
+        """What `locate` finds, of one window or of an array of them."""
+        stream = np.searchsorted(self.first, index, side="right") - 1
+        return self.starts[stream], self.lengths[stream], (index - self.first[stream]) * self.stride - self.shift
 
 
 _residents: WeakKeyDictionary[TokenStore, dict[torch.device, Tensor]] = WeakKeyDictionary()
