@@ -6,6 +6,9 @@ import html
 import math
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from logpast.experiments.page import COLOURS, picture, table, wrapped
 from logpast.experiments.pictures import unframed
 
@@ -66,7 +69,7 @@ def _opening(result: Part) -> str:
 
 def _position(part: Part, model: Part) -> str:
     each, binned = part["each"], part["binned"]
-    seen = [position + 1 for position in range(len(each["tokens"]))]
+    seen = range(1, len(each["tokens"]) + 1)
     figure, left, right = _panels("gain" in each)
     middles = [math.sqrt((first + 1) * (last + 1)) for first, last in _spans(binned)]
     for name in ("model", "control"):
@@ -152,10 +155,8 @@ def _slots(part: Part, model: Part) -> str:
     if "absent" in part:
         return _missing(title, part)
     figure, axis, _ = _panels(False)
-    low, high = _errors(part["increase"], part["interval"])
-    axis.errorbar(
-        part["lag"], part["increase"], [low, high], fmt="o", color=COLOURS["memory"], markersize=4, linewidth=1
-    )
+    errors = _errors(part["increase"], part["interval"])
+    axis.errorbar(part["lag"], part["increase"], errors, fmt="o", color=COLOURS["memory"], markersize=4, linewidth=1)
     axis.axhline(0, color="0.3", linewidth=0.8)
     axis.set(xscale="log", xlabel="lag at which the slot peaks (tokens)", ylabel="increase, nats per token")
     _plain_log(axis, part["lag"][-1])
@@ -233,22 +234,20 @@ def _stride(part: Part) -> str:
     if "absent" in part:
         return _missing(title, part)
     figure, axis, _ = _panels(False)
-    for name in ("model", "control"):
-        if name in part:
-            own = part[name]
-            axis.plot(own["stride"], own["ppl_token"], marker="o", color=_colour(name), label=name)
-            for *place, cost in zip(own["stride"], own["ppl_token"], own["cost"], strict=True):
-                axis.annotate(f"{cost:.3g}×", place, (0, 7), textcoords="offset points", ha="center", fontsize=8)
+    sides = {name: part[name] for name in ("model", "control") if name in part}
+    for name, own in sides.items():
+        axis.plot(own["stride"], own["ppl_token"], marker="o", color=_colour(name), label=name)
+        for *place, cost in zip(own["stride"], own["ppl_token"], own["cost"], strict=True):
+            axis.annotate(f"{cost:.3g}×", place, (0, 7), textcoords="offset points", ha="center", fontsize=8)
     axis.set(xscale="log", xlabel="stride s (tokens scored per window)", ylabel="perplexity per token")
     axis.margins(y=0.15)
-    strides = sorted({stride for name in ("model", "control") if name in part for stride in part[name]["stride"]})
+    strides = sorted({stride for own in sides.values() for stride in own["stride"]})
     axis.set_xticks(strides, [f"{stride:,}" for stride in strides])
     axis.minorticks_off()
     axis.legend(frameon=False)
     rows = [
         [name, f"{own['stride'][i]:,}", f"{own['cost'][i]:.3g}", f"{own['ppl_token'][i]:.3f}", _change(own, i)]
-        for name, own in part.items()
-        if name in ("model", "control")
+        for name, own in sides.items()
         for i in range(len(own["stride"]))
     ]
     return _section(
@@ -287,10 +286,9 @@ def _curve(
     axis: Any, x: Any, y: list[float], intervals: list[Any], label: str, colour: str = "", marker: str = ""
 ) -> None:
     """A line and the band of its intervals."""
-    colour, low, high = colour or _colour(label), *_errors(y, intervals)
+    colour, (low, high) = colour or _colour(label), _errors(y, intervals)
     axis.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=1.4, label=label)
-    bounds = [[v - a for v, a in zip(y, low, strict=True)], [v + b for v, b in zip(y, high, strict=True)]]
-    axis.fill_between(x, *bounds, color=colour, alpha=0.18, linewidth=0)
+    axis.fill_between(x, y - low, y + high, color=colour, alpha=0.18, linewidth=0)
 
 
 def _bars(axis: Any, labels: list[str], column: Part, shares: list[float]) -> None:
@@ -298,20 +296,17 @@ def _bars(axis: Any, labels: list[str], column: Part, shares: list[float]) -> No
         text = f"{share:.0%}" if share >= 0.01 else "<1%"
         at = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
         axis.annotate(text, (place, 1.0), fontsize=7, color="0.45", **at)
-    low, high = _errors(column["nats"], column["interval"])
+    errors = _errors(column["nats"], column["interval"])
     axis.bar(range(len(labels)), column["nats"], color=COLOURS["memory"], alpha=0.75, width=0.75)
-    axis.errorbar(range(len(labels)), column["nats"], [low, high], fmt="none", ecolor="0.15", elinewidth=1, capsize=2)
+    axis.errorbar(range(len(labels)), column["nats"], errors, fmt="none", ecolor="0.15", elinewidth=1, capsize=2)
     axis.axhline(0, color="0.3", linewidth=0.8)
     _ticks(axis, labels)
 
 
-def _errors(values: list[float], intervals: list[Any]) -> tuple[list[float], list[float]]:
-    """Lengths below and above each value; 0 where there is no interval."""
-    both = [interval or [value, value] for value, interval in zip(values, intervals, strict=True)]
-    return (
-        [max(0.0, value - low) for value, (low, _) in zip(values, both, strict=True)],
-        [max(0.0, high - value) for value, (_, high) in zip(values, both, strict=True)],
-    )
+def _errors(values: list[float], intervals: list[Any]) -> NDArray[np.float64]:
+    """(2, values): lengths below and above each; 0 where there is no interval."""
+    low, high = np.array([interval or [value, value] for value, interval in zip(values, intervals, strict=True)]).T
+    return np.maximum(0, [values - low, high - values])
 
 
 def _ticks(axis: Any, labels: list[str]) -> None:
