@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from logpast.data import TokenStore
 from logpast.data.windows import Windows
 from logpast.errors import UserError
 from logpast.experiments.topics import Topics
@@ -54,7 +55,7 @@ def probability(source: Topics, tokens: list[int]) -> float:
 
 @pytest.mark.parametrize("source", TINY)
 def test_given_all_is_the_sum_over_all_segmentations(source: Topics) -> None:
-    tokens = source.sample(9, seed=0).tolist()
+    tokens = source.draw(9, seed=0).tokens.tolist()
     ways = [probability(source, tokens[:n]) for n in range(10)]
     np.testing.assert_allclose(source.nats_given_all(tokens), -np.diff(np.log(ways)), rtol=1e-11)
 
@@ -63,7 +64,7 @@ def test_given_all_is_the_sum_over_all_segmentations(source: Topics) -> None:
 @pytest.mark.parametrize(("slots", "window"), [(3, 2), (0, 3), (4, 4), (5, 1)])
 def test_given_recent_is_the_sum_over_what_the_control_sees(source: Topics, slots: int, window: int) -> None:
     """What it sees comes from the very windows that models are shown."""
-    store = source.store(15, seed=1)
+    store = TokenStore.in_memory([source.draw(15, seed=1).tokens], source.vocabulary + 1, eot=source.vocabulary)
     windows = Windows(store, window, slots)
     batch = windows.batch(np.arange(len(windows)))
     wanted = []
@@ -93,7 +94,7 @@ def test_given_all_is_a_stationary_distribution(source: Topics) -> None:
 
 @pytest.fixture(scope="module")
 def tokens() -> np.ndarray:
-    return SMALL.sample(20_000, seed=0)
+    return SMALL.draw(20_000, seed=0).tokens
 
 
 def test_the_more_one_sees_the_less_one_loses(tokens: np.ndarray) -> None:
@@ -146,25 +147,14 @@ def test_streams_are_what_they_say() -> None:
     longest = int(lasting.argmax())
     share = np.bincount(drawn.tokens[drawn.segments == longest], minlength=8) / lasting.max()
     np.testing.assert_allclose(share, drawn.topics[longest], atol=0.1)
-    np.testing.assert_array_equal(drawn.tokens, SMALL.sample(50_000, seed=3))
-    assert (drawn.tokens != SMALL.sample(50_000, seed=4)).mean() > 0.5
-
-
-def test_stores_hold_streams_of_their_own() -> None:
-    store = SMALL.store(300, seed=3, documents=3)
-    assert (store.tokenizer.size, store.tokenizer.eot) == (9, 8)
-    assert store.documents.tokens.tolist() == [100, 100, 100]
-    streams = np.split(store.tokens, 3)
-    assert min((a != b).mean() for a, b in itertools.combinations(streams, 2)) > 0.5
-    np.testing.assert_array_equal(store.tokens, SMALL.store(300, seed=3, documents=3).tokens)
-    assert (store.tokens != SMALL.store(300, seed=4, documents=3).tokens).mean() > 0.5
-    assert SMALL.store(300, seed=3).counts.documents == 1
+    np.testing.assert_array_equal(drawn.tokens, SMALL.draw(50_000, seed=3).tokens)
+    assert (drawn.tokens != SMALL.draw(50_000, seed=4).tokens).mean() > 0.5
 
 
 def test_the_demo_has_something_to_show() -> None:
     """With the defaults, about 0.05 nats lie beyond the sight of a control with 41 slots and a window of 16."""
     source = Topics()
-    tokens = source.sample(20_000, seed=0)
+    tokens = source.draw(20_000, seed=0).tokens
     gap = source.nats_given_recent(tokens, 41, 16).mean() - source.nats_given_all(tokens).mean()
     assert 0.035 < gap < 0.07
 

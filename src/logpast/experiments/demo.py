@@ -103,7 +103,7 @@ def write_topics(folder: Path) -> dict[str, Any]:
     for seed, (split, (count, length)) in enumerate(STREAMS.items()):
         (folder / split).mkdir(parents=True)
         for number in range(count):
-            tokens = source.sample(length, np.random.SeedSequence([seed, number]))
+            tokens = source.draw(length, np.random.SeedSequence([seed, number])).tokens
             text = "".join(f" {'abcdefgh'[token]}" for token in tokens)
             (folder / split / f"{number:03d}.txt").write_text(text)
     return {

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from logpast.data.tokens import TokenStore
 from logpast.errors import UserError
 
 Array = NDArray[np.float64]
@@ -51,7 +50,7 @@ class Topics:
     """The source; see the module's text.
 
     Args:
-        vocabulary: how many tokens there are. End-of-text is one more, and is never drawn.
+        vocabulary: how many tokens there are.
         concentration: of the Dirichlet. Below 1 a topic has a few frequent tokens; far above 1 all are much alike.
         exponent: of the power law of durations. The smaller, the more of the stream lies in long segments.
         shortest: the least duration of a segment, in tokens.
@@ -94,19 +93,6 @@ class Topics:
         topics = random.dirichlet(np.full(self.vocabulary, self.concentration), len(sizes))
         drawn = [random.choice(self.vocabulary, size, p=topic) for size, topic in zip(sizes, topics, strict=True)]
         return Draw(np.concatenate(drawn), segments, topics)
-
-    def sample(self, tokens: int, seed: Seed) -> Ints:
-        """The tokens of `draw` alone."""
-        return self.draw(tokens, seed).tokens
-
-    def store(self, tokens: int, seed: int, documents: int = 1) -> TokenStore:
-        """So many tokens in a store, to train on and to score: one stream, or equal documents that are each their own.
-
-        A model that is to know what to do at a stream's start, where its past is not full yet, must have met some.
-        """
-        seeds = np.random.SeedSequence(seed).spawn(documents)
-        parts = [self.sample(tokens // documents, part) for part in seeds]
-        return TokenStore.in_memory(parts, self.vocabulary + 1, eot=self.vocabulary, name=f"topics:{seed}")
 
     def nats_given_all(self, tokens: ArrayLike) -> Array:
         """(N,): the least loss of each token for those who know the source and have seen all tokens before it."""
