@@ -8,13 +8,18 @@ import re
 from typing import Any
 
 
-def jsonable(value: Any) -> Any:
-    """The same with None in place of what JSON has no word for: infinity, and what is not a number."""
+def jsonable(value: Any, digits: int | None = None) -> Any:
+    """The same with None in place of what JSON has no word for: infinity, and what is not a number.
+
+    Other numbers may be rounded to so many decimals.
+    """
     if isinstance(value, dict):
-        return {name: jsonable(part) for name, part in value.items()}
+        return {name: jsonable(part, digits) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [jsonable(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [jsonable(part, digits) for part in value]
+    if not isinstance(value, float):
+        return value
+    return None if not math.isfinite(value) else value if digits is None else round(value, digits)
 
 
 def as_json(value: Any) -> str:

@@ -55,6 +55,8 @@ from logpast.version import __version__
 #: where bins of frequent and rare tokens begin
 COUNTS = sorted({0} | {step * 10**power for power in range(12) for step in (1, 3)})
 
+DECIMALS = 8  # of a nat: more than any interval is worth, and can be read
+
 
 @typed
 def analyze(
@@ -149,7 +151,7 @@ def analyze(
         "model": _identity(found, model, store),
         "control": about_rival,
     }
-    result = jsonable(about | _rounded(parts))
+    result = jsonable(about) | jsonable(parts, DECIMALS)
     _write(out, result, {name: each for kind in nats.values() for name, each in kind.items()}, precision)
     _report(result, out)
     return result
@@ -333,15 +335,6 @@ def _identity(found: Checkpoint, model: LanguageModel, store: TokenStore) -> dic
         {"system": system_of(found.config.model)} | sizes | {name: row[name] for name in kept}
         | {"weights_sha256": sha256, "recipe": row["recipe"]}
     )  # fmt: skip
-
-
-def _rounded(value: Any) -> Any:
-    """Eight decimals of a nat are more than any interval is worth, and can be read."""
-    if isinstance(value, dict):
-        return {name: _rounded(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_rounded(part) for part in value]
-    return round(value, 8) if isinstance(value, float) else value
 
 
 def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision: str) -> None:
