@@ -89,14 +89,12 @@ def read_curve(path: Path, name: str = "") -> Curve:
         raise UserError(f"{path} does not exist; give a run's folder, or its log.jsonl")
     with sound(f"{path} is not a run's log", "give a run's folder, or its log.jsonl"):
         records = read_log(path)
-        training = {int(r["step"]): float(r["loss"]) for r in records if "loss" in r and math.isfinite(r["loss"])}
+        training, validation = (
+            {int(r["step"]): float(r[loss]) for r in records if loss in r and math.isfinite(r[loss])}
+            for loss in ("loss", "validation_loss")
+        )
         if not training:
             raise UserError(f"{path} has no log of training yet; give a run's folder, or its log.jsonl")
-        validation = {
-            int(r["step"]): float(r["validation_loss"])
-            for r in records
-            if "validation_loss" in r and math.isfinite(r["validation_loss"])
-        }
         return Curve(name, {int(r["step"]): float(r["tokens"]) for r in records if "loss" in r}, training, validation)
 
 
