@@ -1,7 +1,6 @@
 """Rivals side by side: equal weights and tokens, nothing done twice, a table and a plot."""
 
 import copy
-import errno
 import gc
 import json
 import math
@@ -20,14 +19,13 @@ import yaml
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from logpast import files
 from logpast.cli import main
 from logpast.data import TokenStore, open_tokens
 from logpast.data.windows import Batches, Lanes
 from logpast.errors import Diverged, UserError
 from logpast.experiments import cell, comparison, comparison_table, ledger
 from logpast.experiments.comparison import compare
-from logpast.files import alone, write_whole
+from logpast.files import alone
 from logpast.models import SYSTEMS, RecentConfig, TransformerXLConfig
 from logpast.training.config import TrainConfig
 
@@ -133,19 +131,6 @@ def test_rows_of_something_else_are_told(page: Path, tmp_path: Path, row: str) -
     with pytest.raises(UserError, match=r"a row that is no comparison's|is not a row"):
         compare(page, tmp_path)
     assert not (tmp_path / "search").exists()
-
-
-def test_a_file_is_written_whole_or_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "search.json"
-    write_whole(place, "old")
-
-    def full(path: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(files, "sync", full)
-    with pytest.raises(UserError, match="No space left on device; make room"):
-        write_whole(place, "new")
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
 def test_a_rate_that_diverges_is_passed_over(page: Path, tmp_path: Path) -> None:
