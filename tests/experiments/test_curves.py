@@ -54,8 +54,7 @@ def test_of_pairs_each_second_is_set_beside_its_first(tmp_path: Path, drawn: lis
     curves(logs, tmp_path / "plot.png", pairs=True)
     losses, between = drawn[0].axes
     assert len(lines(losses)) == 8
-    labels = [text.get_text() for text in between.get_legend().get_texts()]  # type: ignore[union-attr]
-    assert labels == ["b", "d"]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == list(aboves)
     assert [up[0] for _, up in lines(between)[:4]] == pytest.approx([0.5, 1.0, -1.0, -2.0])
     with pytest.raises(UserError, match="3 logs do not make pairs; give an even number"):
         curves(logs[:3], tmp_path / "plot.png", pairs=True)
@@ -67,8 +66,8 @@ def test_a_control_may_be_in_several_pairs(
     a, b, c = (str(log(tmp_path / f"{name}.jsonl", above)) for name, above in (("a", 1.0), ("b", 0.5), ("c", 3.0)))
     found = curves([a, b, a, c], tmp_path / "plot.png", pairs=True)
     assert [curve.name for curve in found] == ["a", "b", "a", "c"]
-    losses, between = drawn[0].axes
-    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["a", "b", "c"]  # type: ignore[union-attr]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["a", "b", "c"]
+    _, between = drawn[0].axes
     assert [up[0] for _, up in lines(between)[:4]] == pytest.approx([-0.5, -1.0, 2.0, 4.0])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:4]] == ["a", "b", "c"]
 

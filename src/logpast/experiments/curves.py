@@ -114,7 +114,7 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
     from matplotlib.figure import Figure
 
     found = [curve for group in groups for curve in group]
-    figure = Figure(figsize=(12 if len(found) > 1 else 7, 4.2), layout="constrained")
+    figure = Figure(figsize=(14 if len(found) > 1 else 8, 4.2), layout="constrained")
     losses, *others = figure.subplots(1, 2 if len(found) > 1 else 1, squeeze=False)[0]
     drawn = set()
     for number, group in enumerate(groups):
@@ -127,7 +127,7 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
                 _line(losses, curve, curve.training, x, **how, alpha=faint, label=curve.name)
                 _dots(losses, curve, curve.validation, x, **how)
             for axis in others if place else ():
-                _line(axis, curve, above(curve.training, group[0].training), x, **how, alpha=0.5, label=curve.name)
+                _line(axis, curve, above(curve.training, group[0].training), x, **how, alpha=0.5)
                 _dots(axis, curve, above(curve.validation, group[0].validation), x, **how)
     ends = [value for curve in found for value in [*curve.validation.values(), *list(curve.training.values())[-5:]]]
     highest = max(list(curve.training.values())[len(curve.training) // 10] for curve in found)
@@ -135,16 +135,15 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
     if max(highest, *ends) > min(ends):
         losses.set_ylim(min(ends) - 0.05 * (highest - min(ends)), max(highest, *ends))
     for axis in others:
+        if not axis.lines:
+            axis.text(0.5, 0.5, "no logged step in common", transform=axis.transAxes, ha="center")
         axis.axhline(0, color="0.3", linewidth=0.8)
         beside = found[0].name if len(groups) == 1 else "the other of its pair"
         axis.set(title=f"above {beside} at the same step")
     for axis in (losses, *others):
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(frameon=False, fontsize=8)
-        else:
-            axis.text(0.5, 0.5, "no logged step in common", transform=axis.transAxes, ha="center")
         axis.set(xlabel="million tokens" if x == "tokens" else x, ylabel="nats per token")
     unframed(losses, *others)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)  # beside the lines, however many there are
     write_picture(figure, plot)
 
 
