@@ -29,8 +29,11 @@ def as_json(value: Any) -> str:
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{model: {slots: 5}} as {model.slots: 5}."""
+    """{model: {slots: 5}} as {model.slots: 5}; a ValueError where both are given."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        new = flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        if twice := sorted(found.keys() & new.keys()):
+            raise ValueError(f"{twice[0]} is given twice")
+        found |= new
     return found

@@ -24,8 +24,9 @@ def row(slots: int, sharpness: int | None, seed: int, ppl: float, **changes: Any
     if sharpness:
         model |= {"system": "log_memory", "sharpness": sharpness, **BANK}
     model |= changes.pop("model", {})
+    length = {"steps": 2991, "epochs": None, "batch_size": 64} | changes.pop("length", {})
     made = {
-        "run": "r", "trained_at_revision": "0" * 40, "recipe": {"model": model, "seed": seed}, "seed": seed,
+        "run": "r", "trained_at_revision": "0" * 40, "recipe": {"model": model, "seed": seed} | length, "seed": seed,
         "parameters": 124_000_000, "train_tokens": 49_000_000, "train_data": {"name": "wiki22k:train"},
         "test_data": {"name": "wikitext103:test", "tokens": 286_221},
         "scores": {"accounting": "all", "ppl_token": ppl, "ppl_word": 2 * ppl, "bits_per_byte": 1.0},
@@ -95,8 +96,12 @@ def test_results_figure_draws_what_is_printed_and_what_was_measured(
 def test_two_kinds_of_runs_in_the_figure(tmp_path: Path, ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib.figure
 
+    epochs = {"steps": None, "epochs": 2.0}
     for slots in (5, 53):
-        append(ledger / "other.jsonl", row(slots, 100, 0, 30.0, train_tokens=98_000_000, train_data={"name": "books"}))
+        append(
+            ledger / "other.jsonl",
+            row(slots, 100, 0, 30.0, length=epochs, train_data={"name": "books", "tokens": 49_000_000}),
+        )
     drawn: list[Any] = []
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     paper.results_figure(tmp_path / "f.png", results=ledger)

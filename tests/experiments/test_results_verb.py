@@ -79,6 +79,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         results(["file=train_gpu", "seed=0"], HERE)
     with pytest.raises(UserError, match="both L and ms"):
         results(folder=HERE, plot=tmp_path / "p.png", y="ms")
+    with pytest.raises(UserError, match="--x, --y and --by are of a picture; give --plot FILE too"):
+        results(folder=HERE, y="bits_per_byte")
     with pytest.raises(UserError, match="did you mean ppl_word"):
         results(folder=HERE, plot=tmp_path / "p.png", y="ppl_wrd")
     with pytest.raises(UserError, match="did you mean system"):
@@ -103,6 +105,7 @@ RUN: dict[str, Any] = {
         *(("a.jsonl", line, "line 2 is not a row: it should be") for line in ("[]", '"x"', "3", "null")),
         ("a.jsonl", json.dumps({"recipe": {}, "scores": {}}), "line 2 .* it has no 'trained_at_revision'"),
         ("a.jsonl", json.dumps(RUN | {"test_data": {"name": 3}}), "line 2 is not a row of a scored run"),
+        ("a.jsonl", json.dumps(RUN | {"recipe": None}), "line 2 is not a row of a scored run: its recipe is None"),
         ("a.jsonl", json.dumps(RUN | {"scores": {"ppl_token": "x"}}), "line 2 .* ppl_token is 'x', not a number"),
         ("a.jsonl", "\udcff", "is not a ledger"),
         ("a.json", "\udcff", "is not a table"),

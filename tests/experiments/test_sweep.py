@@ -74,9 +74,24 @@ def test_what_a_cell_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert cells_module.tokens_per_second(tmp_path) == 20
     log.write_text(json.dumps(records[0]))
     assert cells_module.tokens_per_second(tmp_path) == 1
-    monkeypatch.setattr(cells_module, "run_cell", lambda *_: {"train_seconds": 1000, "scores": {"seconds": 5}})
+    monkeypatch.setattr(cells_module, "run_cell", lambda *_: {"train_seconds": 200, "scores": {"seconds": 5}})
+    whole = SimpleNamespace(state={"seconds": 1000})  # the best weights came early
+    monkeypatch.setattr(cells_module, "find_checkpoint", lambda run, which: {"latest": whole}[which])
     config = TrainConfig(tmp_path, DataConfig("text"), steps=1).to_dict()
     assert work({"config": config, "test": "text", "log": str(tmp_path / "log")})["seconds"] == 1005
+
+
+def test_a_cell_goes_on_as_it_was_validated(train_config: TrainConfig) -> None:
+    """Or its best weights would be others than those of the settings that its row names."""
+    run_cell(replace(train_config, steps=4), train_config.data.train)
+    changed = replace(train_config, steps=4, validate_every=7, resume="auto")
+    with pytest.raises(UserError, match="it was run with validate_every=10, now it is 7; change that back"):
+        run_cell(changed, train_config.data.train)
+    free = replace(
+        train_config, steps=4, run=train_config.run.with_name("free"), data=DataConfig(train_config.data.train)
+    )
+    run_cell(free, train_config.data.train)
+    run_cell(replace(free, validate_every=7, resume="auto"), train_config.data.train)
 
 
 def test_a_grid_is_all_combinations(page: Changed) -> None:
@@ -136,6 +151,8 @@ def test_variants_choose_recipe_and_text(page: Changed, tmp_path: Path) -> None:
         ({"grids": [{"a": {"x": {"steps": 1}}}, {"a": {"x": {"steps": 2}}}]}, "two different cells .* called x-seed0"),
         ({"grids": [{"run": ["a", "b"]}]}, "run is the sweep's"),
         ({"set": {"steps": {"many": 3}}}, "unknown key 'steps.many'"),
+        ({"set": {"model.slots": 5, "model": {"slots": 9}}}, "model.slots is given twice; take one of the two out"),
+        ({"grids": [{"a": {"b": {"model.slots": 5, "model": {"slots": 9}}}}]}, "model.slots is given twice"),
         ({"recipe": "none.yaml"}, "cannot read the recipe .*none.yaml"),
         ({"recipe": {"model": 5}}, "model should hold settings"),
         ({"set": {"model.system": "rnn"}}, "unknown model 'rnn'"),
@@ -384,6 +401,8 @@ class Pretended:
             scores = {"ppl_token": 2.0, "bits_per_byte": 1.0}
             text = open_tokens(job["config"]["data"]["train"], None).identity
             texts = {"train_data": text, "test_data": open_tokens(job["test"], None).identity}
+            if validation := job["config"]["data"]["validation"]:
+                texts["validation_data"] = open_tokens(validation, None).identity
             future.set_result({"seconds": self.seconds, "train_tokens": 1, "scores": scores} | texts)
         return future
 
@@ -420,8 +439,10 @@ def test_finished_cells_are_not_run_again(page: Changed, pretend: Callable[..., 
     assert more.begun == ["slots17-seed0"]
     assert [row["sweep"]["cell"] for row in rows] == ["slots9-seed0", "slots5-seed0", "slots17-seed0"]
     assert len(ledger.read(out / "ledger.jsonl")) == 3
-    with pytest.raises(UserError, match="slots5-seed0 that was made by other settings; give another --out"):
-        sweep(page(grids=[{"model.slots": [5]}], set={"steps": 70}), out)
+    renamed = {"slots9": {"model.slots": 5}, "slots5": {"model.slots": 13}}  # the one is there, the other is not
+    for changed in (page(grids=[{"model.slots": [5]}], set={"steps": 70}), page(grids=[{"of": renamed}])):
+        with pytest.raises(UserError, match=r"slots\d-seed0 that was made by other settings; give another --out"):
+            sweep(changed, out)
     ledger.append(out / "ledger.jsonl", {"recorded": "by hand"})
     with pytest.raises(UserError, match="no sweep's; give another --out"):
         sweep(page(), out)
@@ -432,11 +453,13 @@ def test_another_text_under_the_same_name_is_told(
 ) -> None:
     """Finished cells were scored on the one, the rest would be on the other. Each cell looks, wherever it runs."""
     place, own = page().parent, {}
-    for part in ("train", "test"):
+    for part in ("train", "validation", "test"):
         shutil.copytree(str(store.path), own.setdefault(part, place / part))
-    out, settings = place / "out", {"data": {"train": str(own["train"]), "validation": None}}
+    out, settings = place / "out", {"data": {part: str(own[part]) for part in ("train", "validation")}}
+    first = {"model.slots": [5]}
+    grids = [first, {"model.slots": [9], "data.jitter": [True]}]  # which makes no text another one
     pretend()
-    sweep(page(grids=[{"model.slots": [5]}], set=settings, test=str(own["test"])), out)
+    sweep(page(grids=[first], set=settings, test=str(own["test"])), out)
     for part, text in own.items():
         kept = text.rename(place / "kept")
         prepare([str(books / "1.txt")], text, tokenizer=str(store.path), workers=1)
@@ -444,11 +467,11 @@ def test_another_text_under_the_same_name_is_told(
         with pytest.raises(
             UserError, match=f"slots9.*{part} is another text than when slots5-seed0 was finished; bring"
         ):
-            sweep(page(grids=[{"model.slots": [5, 9]}], set=settings, test=str(own["test"])), out)
+            sweep(page(grids=grids, set=settings, test=str(own["test"])), out)
         assert not (out / "runs").exists()
         shutil.rmtree(text)
         kept.rename(text)
-    assert len(sweep(page(grids=[{"model.slots": [5, 9]}], set=settings, test=str(own["test"])), out)) == 2
+    assert len(sweep(page(grids=grids, set=settings, test=str(own["test"])), out)) == 2
 
 
 WHOLE = {
@@ -529,7 +552,12 @@ def test_time_box(page: Changed, pretend: Callable[..., Pretended], capsys: pyte
     assert len(sweep(place, out, minutes=0.5)) == 3  # one is begun all the same, and told to stop
     assert runner.begun == ["slots9-k20-seed0"]
     assert runner.stopped
-    assert "3 to do: the same command goes on" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "3 to do: the same command goes on" in told.out
+    assert "time is up: cells under way save" in told.err
+    pretend()
+    sweep(place, out, minutes=0.5)  # a cell that ends all the same, too late
+    assert "time is up" not in capsys.readouterr().err
     pretend()
     assert len(sweep(place, out)) == 6
 

@@ -470,17 +470,22 @@ def test_resuming_with_another_recipe_is_refused(
         train(replace(config, resume="auto", **change))  # type: ignore[arg-type]
 
 
-def test_resuming_on_other_data_is_refused(train_config: TrainConfig, tmp_path: Path, store: TokenStore) -> None:
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_resuming_on_other_data_is_refused(
+    part: str, train_config: TrainConfig, tmp_path: Path, store: TokenStore
+) -> None:
+    """Nor may losses on two texts be compared to find the best weights."""
     copy = tmp_path / "store"
     shutil.copytree(store.path, copy)
-    config = replace(train_config, steps=2, data=DataConfig(train=str(copy)))
+    config = replace(train_config, steps=2, data=replace(train_config.data, **{part: str(copy)}))
     train(config)
     shutil.rmtree(copy)
     from logpast.data import prepare
 
     (tmp_path / "other.txt").write_text("something else entirely, and long enough for a window of eight tokens " * 9)
     prepare([str(tmp_path / "other.txt")], copy, tokenizer=str(store.path))
-    with pytest.raises(UserError, match="other tokens"):
+    used = {"train": "trained", "validation": "validated"}[part]
+    with pytest.raises(UserError, match=f"holds other tokens than it was {used} on"):
         train(replace(config, resume="auto"))
 
 

@@ -46,7 +46,11 @@ def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> d
     text never has, `state_bytes`, what must be kept of a stream to go on with it, `tokens_per_second` of the training,
     and `peak_bytes`, the most memory that it took; None where a part of it was done before, by another process.
     """
-    begun = bool(sorted_checkpoints(config.run))
+    if begun := bool(sorted_checkpoints(config.run)):
+        every = find_checkpoint(config.run, "latest").config.validate_every
+        if config.data.validation and every != config.validate_every:  # other weights might be the best
+            wrong = f"it was run with validate_every={every}, now it is {config.validate_every}"
+            raise UserError(f"cannot go on with {config.run}: {wrong}; change that back, or work in another folder")
     _forget_peak()
     train(config)
     peak = None if begun else _peak_bytes()
@@ -101,16 +105,16 @@ def _peak_bytes() -> int | None:
 def work(job: dict[str, Any]) -> dict[str, Any]:
     """Do a job: {config, test, log, texts}. All that is printed goes to the log.
 
-    `texts` has the sha256 of train_data and test_data as another `cell` found them, if one did: they must be the same
-    here. Returns the row, with `seconds` it took.
+    `texts` has, of train_data, validation_data and test_data, the sha256 that another cell found, and that cell's name,
+    where one did: they must be the same here. Returns the row, with `seconds` it took.
     """
     with _logging_to(Path(job["log"])):
         started = time.monotonic()
         print(f"process {os.getpid()} on {socket.gethostname()}", flush=True)
         try:
             config = TrainConfig.from_dict(job["config"])
-            if job.get("texts"):
-                _check_texts(config, job["test"], job["texts"])
+            if known := job.get("texts"):
+                _check_texts(config, job["test"], known)
             entry = run_cell(config, job["test"])
         except UserError as error:
             print(f"logpast: {error}", flush=True)
@@ -118,20 +122,24 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         except Exception:
             traceback.print_exc()
             raise
-        # a run that was resumed took longer than this last piece of it
-        seconds = max(time.monotonic() - started, entry["train_seconds"] + entry["scores"]["seconds"])
+        # a run that was resumed took longer than this last piece of it, and went on after its best weights
+        trained = find_checkpoint(config.run, "latest").state["seconds"]
+        seconds = max(time.monotonic() - started, trained + entry["scores"]["seconds"])
         return entry | {"seconds": round(seconds, 3)}
 
 
-def _check_texts(config: TrainConfig, test: str, known: dict[str, str]) -> None:
-    store, _ = open_data(config.data)
-    for part, name, text in (
-        ("train_data", config.data.train, store),
-        ("test_data", test, open_tokens(test, store.path)),
-    ):
-        if text.sha256 != known[part]:
+def _check_texts(config: TrainConfig, test: str, known: dict[str, tuple[str, str]]) -> None:
+    store, validation = open_data(config.data)
+    texts = {
+        "train_data": (config.data.train, store),
+        "validation_data": (config.data.validation, validation),
+        "test_data": (test, open_tokens(test, store.path)),
+    }
+    for part, (sha256, other) in known.items():
+        name, text = texts[part]
+        if text and text.sha256 != sha256:
             raise UserError(
-                f"{name} is another text than when {known['cell']} was finished; bring that back, or give another --out"
+                f"{name} is another text than when {other} was finished; bring that back, or give another --out"
             )
 
 

@@ -184,7 +184,7 @@ def _compare(
     done = {(row["comparison"]["system"], row["seed"]) for row in _rows(plan, texts, out, budget)}
     settings: dict[str, tuple[float, float] | None] = {}
     diverged: list[str] = []
-    for seed in plan.seeds:  # so that one of each is there before a second of any
+    for seed in dict.fromkeys(plan.seeds):  # so that one of each is there before a second of any
         for each in contestants:
             if each.name not in systems or (each.name, seed) in done:
                 continue

@@ -11,6 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from logpast.data import is_store
+from logpast.data.preparation import TO_TRAIN
 from logpast.errors import UserError, nearest
 from logpast.experiments import ledger
 from logpast.plain import flat
@@ -58,6 +60,14 @@ class Cell:
     def key(self) -> str:
         """Equal where the same would be learned and scored."""
         return ledger.hash_of([recipe(self.config), self.test])
+
+    @property
+    def texts(self) -> dict[str, tuple[str | None, ...]]:
+        """By their names in a row: equal where the same name and tokenizer should mean the same tokens."""
+        data = self.config.data
+        own = is_store(data.train) or TO_TRAIN.fullmatch(data.tokenizer or "")  # a tokenizer of the training text
+        names = {"train_data": data.train, "validation_data": data.validation, "test_data": self.test}
+        return {part: (name, data.tokenizer, data.train if own else None) for part, name in names.items()}
 
 
 def read_page(path: Path) -> Page:
@@ -130,7 +140,7 @@ def _choices(axis: Any, values: Any, page: Path) -> list[Choice]:
     if not isinstance(axis, str):
         raise UserError(f"{page}: a grid's keys should be fields such as model.slots, or names, not {axis!r}")
     if isinstance(values, dict) and values and all(isinstance(value, dict) for value in values.values()):
-        return [Choice(axis, name, str(name), flat(variant)) for name, variant in values.items()]
+        return [Choice(axis, name, str(name), _settings(variant, page)) for name, variant in values.items()]
     if isinstance(values, list) and values and not any(isinstance(value, dict | list) for value in values):
         short = axis.rpartition(".")[2]
         return [Choice(axis, value, f"{short}{value}", {axis: value}) for value in values]
@@ -145,7 +155,7 @@ def _cell(
         if twice := sorted(set(choice.settings) & set(chosen)):
             raise UserError(f"{page}: {twice[0]} is set by {choice.axis} and by another part of the same grid")
         chosen |= choice.settings
-    settings = {"recipe": plan.recipe, "test": plan.test} | flat(plan.set) | chosen
+    settings = {"recipe": plan.recipe, "test": plan.test} | _settings(plan.set, page) | chosen
     if ours := sorted(set(OURS) & set(settings)):
         raise UserError(f"{page}: {ours[0]} is the sweep's to set; take it out")
     base, test = settings.pop("recipe"), settings.pop("test")
@@ -167,6 +177,11 @@ def _cell(
     except UserError as error:
         raise UserError(f"{error} (cell {name})") from None
     return Cell(name, {choice.axis: choice.value for choice in picked}, config, test)
+
+
+def _settings(values: dict[str, Any], page: Path) -> dict[str, Any]:
+    with ledger.sound(f"{page} is not a sweep", "take one of the two out"):
+        return flat(values)
 
 
 def _with(values: dict[str, Any], settings: dict[str, Any], page: Path) -> dict[str, Any]:

@@ -25,8 +25,8 @@ class Series(NamedTuple):
     about: str
     """what they were trained and scored on, and how large they are"""
     recipe: dict[str, Any]
-    texts: tuple[dict[str, Any], dict[str, Any]]
-    """what they were trained and scored on, to the byte"""
+    texts: tuple[dict[str, Any] | None, ...]
+    """what they were trained, validated and scored on, to the byte"""
     points: dict[int, dict[int, dict[str, Any]]]
     """L -> seed -> scores"""
     states: dict[int, int]
@@ -75,7 +75,7 @@ def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
     slots, seed = recipe.pop("model.slots"), recipe.pop("seed")
     recipe |= {f"scores.{name}": row["scores"].get(name) for name in ("streams", "precision")}
     name = "delta" if recipe["model.system"] == "recent" else k_equals(recipe["model.sharpness"])
-    texts = row["train_data"], row["test_data"]
+    texts = row["train_data"], row.get("validation_data"), row["test_data"]
     series = found.setdefault(hash_of([recipe, *texts]), Series(name, _about(row, table), recipe, texts, {}, {}))
     seeds = series.points.setdefault(slots, {})
     if "state_bytes" in row:
@@ -116,11 +116,14 @@ def _belongs(entry: Entry, table: printed.Sweep) -> bool:
 
 
 def _about(row: dict[str, Any], table: printed.Sweep) -> str:
-    train, test, millions = row["train_data"]["name"], row["test_data"], row["train_tokens"] / 1e6
+    train, test, how = row["train_data"], row["test_data"], row["recipe"]
+    # of the whole training, which runs share; the best weights may come before its end
+    steps = how["steps"] and how["steps"] * how["batch_size"] * how["model"]["window"]
+    millions = (steps or how["epochs"] * train["tokens"]) / 1e6
     whole = table.tokens[0] <= test["tokens"] <= table.tokens[1]
     part = "" if whole else f" ({test['tokens']:,} tokens: not the whole official set)"
     weights = f"{row['parameters'] / 1e6:.3g}M weights"
-    return f"trained on {millions:,.1f}M tokens of {train}, {weights}, scored on {test['name']}{part}"
+    return f"trained on {millions:,.1f}M tokens of {train['name']}, {weights}, scored on {test['name']}{part}"
 
 
 def k_equals(sharpness: float) -> str:

@@ -30,6 +30,7 @@ COLUMNS = {
     "ppl_token": "scores.ppl_token", "ppl_word": "scores.ppl_word", "bits_per_byte": "scores.bits_per_byte",
     "revision": "revision",
 }  # fmt: skip
+LINES = "system,k,corpus,window,file"  # what tells one line of a picture from another
 ORDER = ("corpus", "system", "L", "k", "seed")
 DIGITS = {"ppl_token": 2, "ppl_word": 1, "bits_per_byte": 4}
 WIDEST = 34  # characters of a cell
@@ -58,9 +59,9 @@ def results(
     json: str | None = None,
     csv: str | None = None,
     plot: Path | None = None,
-    x: str = "L",
-    y: str = "ppl_token",
-    by: str = "system,k,corpus,window,file",
+    x: str | None = None,
+    y: str | None = None,
+    by: str | None = None,
 ) -> list[dict[str, Any]]:
     """Print the rows of results/: scored runs and benchmarks, a line each, all of them or those that fit.
 
@@ -80,15 +81,18 @@ def results(
         csv: write what is printed as comma-separated values, at full precision, to this file, or "-". An existing one
             is replaced.
         plot: draw the rows into this picture: a point a row, a line through the means. An existing one is replaced.
-        x: the column along the bottom of the picture.
-        y: the column up its side.
-        by: columns, with commas: rows that agree in them make one line of the picture, named by those that differ.
+        x: the column along the bottom of the picture; by default L.
+        y: the column up its side; by default ppl_token.
+        by: columns, with commas: rows that agree in them make one line of the picture, named by those that differ. By
+            default system,k,corpus,window,file.
 
     Returns:
         The rows, whole, each with the name of its file.
     """
     if plot is not None:
         check_picture(plot)
+    elif x or y or by:
+        raise UserError("--x, --y and --by are of a picture; give --plot FILE too")
     _check_targets({"--json": json, "--csv": csv, "--plot": plot}, folder)
     conditions = [_condition(word) for word in where or []]
     entries = read(folder)
@@ -96,7 +100,7 @@ def results(
         raise UserError(f"{folder} holds no rows; `logpast eval … --record {folder}/NAME.jsonl` writes one")
     entries = chosen(entries, conditions)
     if plot is not None:
-        _draw(entries, plot, x, y, [name.strip() for name in by.split(",")])
+        _draw(entries, plot, x or "L", y or "ppl_token", [name.strip() for name in (by or LINES).split(",")])
     rows = [{"file": entry.file} | entry.row for entry in entries]
     if json is not None:
         _give(json, json_library.dumps(rows, indent=2, ensure_ascii=False) + "\n")
@@ -154,6 +158,9 @@ def _benchmark(file: Path) -> list[Entry]:
 def _entry(file: str, title: str, row: dict[str, Any]) -> Entry:
     values = {"file": file} | flat(row)
     if _is_run(row):
+        for part in ("recipe", "scores"):
+            if not isinstance(row[part], dict):
+                raise TypeError(f"its {part} is {row[part]!r}")
         revision = str(row["trained_at_revision"])
         values |= {"corpus": corpus(row), "revision": revision[:7] + ("+changes" if "+" in revision else "")}
         values |= {name: values[place] for name, place in COLUMNS.items() if place in values}

@@ -105,10 +105,10 @@ def _finished(cells: list[Cell], out: Path) -> dict[str, Row]:
                 f"{place}: row {number} lacks a part of what a sweep writes; remove it, or give another --out"
             )
         name, key = row["sweep"]["cell"], row["sweep"]["key"]
+        if keys.get(name, key) != key:
+            raise UserError(f"{place} has a cell {name} that was made by other settings; give another --out")
         if key in keys.values():
             found[key] = row
-        elif name in keys:
-            raise UserError(f"{place} has a cell {name} that was made by other settings; give another --out")
     return found
 
 
@@ -167,7 +167,8 @@ class _Sweep:
                 return
             self._collect(progress)
             if self.deadline and time.monotonic() > self.deadline:
-                progress.say("time is up: cells under way save, to be gone on with by the same command")
+                if self.running:
+                    progress.say("time is up: cells under way save, to be gone on with by the same command")
                 self._stop(progress)
                 return
 
@@ -193,13 +194,15 @@ class _Sweep:
         share = _share(cell)
         progress.say(f"{cell.name}: begins" + (f" at {share:.0%}" if share else ""))
 
-    def _known_texts(self, cell: Cell) -> dict[str, str] | None:
-        """What stood under the names of its texts for a finished cell, which is named."""
+    def _known_texts(self, cell: Cell) -> dict[str, tuple[str, str]]:
+        """What finished cells found under the names of its texts: the sha256 of each, and whose it is."""
+        known = {}
         for other in self.cells:
-            row = self.done.get(other.key)
-            if row and (other.config.data, other.test) == (cell.config.data, cell.test):
-                return {"cell": other.name} | {part: row[part]["sha256"] for part in ("train_data", "test_data")}
-        return None
+            row = self.done.get(other.key, {})
+            for part, text in other.texts.items():
+                if row.get(part):
+                    known[text] = row[part]["sha256"], other.name
+        return {part: known[text] for part, text in cell.texts.items() if text in known}
 
     def _collect(self, progress: Board) -> None:
         """Wait a moment, and note what has ended in it."""

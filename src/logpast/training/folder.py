@@ -18,7 +18,7 @@ from logpast.training.checkpoint import Checkpoint, checkpoint_path, find_checkp
 from logpast.training.config import TrainConfig, lesson
 
 
-def find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | None:
+def find_resumption(config: TrainConfig, store: TokenStore, validation: TokenStore | None) -> Checkpoint | None:
     """The checkpoint to go on from, if that is what the config asks for; refuses what would overwrite a run."""
     run, found = config.run, None
     if run.exists() and not run.is_dir():
@@ -43,8 +43,10 @@ def find_resumption(config: TrainConfig, store: TokenStore) -> Checkpoint | None
     for name, (theirs, ours) in _apart(found.config, config).items():
         wrong = f"it was run with {name}={theirs}, now it is {ours}"
         raise UserError(f"cannot resume {found.path}: {wrong}; change that back, or work in another folder")
-    if found.state["data"]["sha256"] != store.identity["sha256"]:
-        raise UserError(f"cannot resume {found.path}: {store.name} holds other tokens than it was trained on")
+    for part, text, use in (("data", store, "trained"), ("validation_data", validation, "validated")):
+        before = found.state.get(part)  # those of earlier versions do not tell of validation
+        if text and before and before["sha256"] != text.sha256:
+            raise UserError(f"cannot resume {found.path}: {text.name} holds other tokens than it was {use} on")
     return found
 
 

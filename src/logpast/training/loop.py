@@ -81,7 +81,7 @@ class Run:
             store, self.validation = open_data(config.data)
             if config.data.tokenizer and is_store(config.data.train):  # which has its own, whatever a recipe says
                 config = replace(config, data=replace(config.data, tokenizer=store.tokenizer.name))
-            resumed = find_resumption(config, store)
+            resumed = find_resumption(config, store, self.validation)
         torch.manual_seed(config.seed)
         bare = build(config.model, store.tokenizer.size)
         if resumed:
