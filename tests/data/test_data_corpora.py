@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logpast.data import corpora
+from logpast.data import corpora, open_tokens
 from logpast.data.corpora import Source, Tally, find, read
 from logpast.errors import UserError
 
@@ -115,6 +115,10 @@ def test_utf_16_is_told(tmp_path: Path) -> None:
         ("wikitext103:tset", "write wikitext103:test .there is train, validation, test"),
         ("wikitext103", "write wikitext103:train"),
         ("wiki22k:test", "write wiki22k:train"),
+        ("wiki22k:tran[:5]", "wiki22k:tran is no part of wiki22k: write wiki22k:train"),
+        ("wiki22k:train[-5:]", "write wiki22k:train"),
+        ("wiki22k:train[::0]", r"has no documents: in \[FIRST:END:STEP\] END must be above FIRST and STEP above 0"),
+        ("wiki22k:train[5:5]", "has no documents"),
         ("wiki22k:train", r"put wiki22k/train\.raw into the folder that LOGPAST_DATA names .not set"),
         ("pg19:test", r"put pg19/test/\*\.txt into .*pip install 'logpast\[data\]'"),
         ("wikitext103:train", r"wiki\.train\.raw into .*pip install 'logpast\[data\]'"),
@@ -199,6 +203,28 @@ def test_articles_do_not_depend_on_blocks(text: str, size: int) -> None:
     assert found == articles_by_lines(text)
 
 
+@pytest.mark.parametrize("block", [3, 1 << 20])
+def test_some_documents_of_a_split(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number, whether they are files of their own or articles of one, however it is read."""
+    monkeypatch.setattr(corpora, "BLOCK", block)
+    (tmp_path / "pg19" / "test").mkdir(parents=True)
+    (tmp_path / "wiki22k").mkdir()
+    for number in range(5):
+        (tmp_path / "pg19" / "test" / f"{number}.txt").write_text(f"book {number}\n")
+    parts = [f" \n = {number} = \n \n text {number} \n" for number in range(5)]
+    (tmp_path / "wiki22k" / "train.raw").write_text("".join(parts))
+    for split in ("pg19:test", "wiki22k:train"):
+        whole = documents(find(split, tmp_path))
+        assert len(whole) == 5
+        for some, wanted in (("[:2]", whole[:2]), ("[::2]", whole[::2]), ("[1:4:]", whole[1:4]), ("[3:9]", whole[3:])):
+            source = find(split + some, tmp_path)
+            assert documents(source) == wanted
+            assert source.name == split + some
+    with pytest.raises(UserError, match=r"pg19:test\[7:\] has no text"):
+        open_tokens("pg19:test[7:]", "gpt2", tmp_path / "cache", tmp_path)
+    assert open_tokens("pg19:test[3:]", "gpt2", tmp_path / "cache", tmp_path).counts.documents == 2
+
+
 @real_data
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_wikitext_has_sixty_articles(split: str) -> None:
@@ -279,6 +305,8 @@ def test_a_changed_test_set_is_refused(use_hub: Any, tmp_path: Path) -> None:
     use_hub(Hub(rows))
     with pytest.raises(UserError, match="not the official wikitext103:test"):
         documents(find("wikitext103:test"))
+    with pytest.raises(UserError, match="not the official wikitext103:test"):
+        documents(find("wikitext103:test[:1]"))
     (tmp_path / "wikitext103").mkdir()
     (tmp_path / "wikitext103" / "wiki.test.raw").write_text("".join(row["text"] for row in rows))
     with pytest.raises(UserError, match="not the official wikitext103:test"):
@@ -319,3 +347,4 @@ def test_the_hub_out_of_reach(use_hub: Any) -> None:
     use_hub(Hub([book(1, "a"), book(2, "b")], fail_after=1))
     with pytest.raises(UserError, match=r"go online.*the line went dead"):
         documents(find("pg19:train"))
+    assert documents(find("pg19:train[:1]")) == [("1", "a")]  # the rest is not asked for

@@ -1,6 +1,7 @@
 """Where text comes from: a SOURCE becomes a stream of documents, read in pieces, never whole.
 
     wikitext103:test    a split of a known corpus (wikitext103, pg19, kjv: train, validation, test; wiki22k: train)
+    pg19:train[::10]    some of its documents, by number as Python counts: here the first of every ten; [:50] the first 50
     wikitext103         all its splits
     book.txt            a file: one document, taken byte for byte; *.raw and *.tokens, WikiText's own file names,
                         are cut into articles as the corpus is
@@ -24,8 +25,9 @@ import glob
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +37,7 @@ import numpy as np
 from logpast.errors import UserError
 
 BLOCK = 1 << 20  # bytes read at a time
+SOME = re.compile(r"(.*)\[(\d*):(\d*):?(\d*)\]")  # documents of a split
 WIKITEXT_SUFFIXES = (".raw", ".tokens")
 
 
@@ -68,6 +71,7 @@ class Source:
     articles: bool = False  # an item holds many documents, in WikiText's format
     unix: bool = False  # CR LF becomes LF
     sha256: str | None = None  # what the bytes must add up to
+    documents: range = range(sys.maxsize)  # those that are wanted, by number
 
 
 @dataclass
@@ -188,6 +192,11 @@ def _is_text(file: Path) -> bool:
 
 def _known(name: str, split: str, root: Path | None) -> Source:
     corpus, spec = CORPORA[name], f"{name}:{split}"
+    if some := SOME.fullmatch(split):
+        first, end, step = int(some[2] or 0), int(some[3] or sys.maxsize), int(some[4] or 1)
+        if not step or first >= end:
+            raise UserError(f"{spec} has no documents: in [FIRST:END:STEP] END must be above FIRST and STEP above 0")
+        return replace(_known(name, some[1], root), name=spec, documents=range(first, end, step))
     if split not in corpus.splits:
         near, *_ = difflib.get_close_matches(split, corpus.splits, cutoff=0.3) or corpus.splits
         have = ", ".join(corpus.splits)
@@ -260,15 +269,20 @@ def _unreachable(missing: str, error: Exception) -> UserError:
 
 def read(source: Source, tally: Tally) -> Iterator[Passage]:
     """The documents of a source, about a megabyte at a time; the tally counts and sums what was read."""
+    number = -1
     for title, place, blocks in source.items():
         text = _decode(tally.watch(blocks), place)
         if source.unix:
             text = _unix_line_ends(text)
         passage = None
         for passage in _articles(text, title) if source.articles else _document(text, title):
-            yield passage
+            number += passage.title is not None
+            if number in source.documents:
+                yield passage
         if passage is None:
             raise UserError(f"{place} is empty: leave it out")
+        if number + 1 >= source.documents.stop:
+            break  # the rest need not be fetched
     if source.sha256 and tally.hash.hexdigest() != source.sha256:
         raise UserError(
             f"this is not the official {source.name} (SHA-256 {tally.hash.hexdigest()[:8]}…, should be "
