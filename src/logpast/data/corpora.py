@@ -1,7 +1,7 @@
 """Where text comes from: a SOURCE becomes a stream of documents, read in pieces, never whole.
 
     wikitext103:test    a split of a known corpus (wikitext103, pg19, kjv: train, validation, test; wiki22k: train)
-    pg19:train[::10]    some of its documents, by number as Python counts: here the first of every ten; [:50] the first 50
+    pg19:train[::10]    some of its documents, by number as Python counts: the first of every ten; [:50] the first 50
     wikitext103         all its splits
     book.txt            a file: one document, taken byte for byte; *.raw and *.tokens, WikiText's own file names,
                         are cut into articles as the corpus is
