@@ -117,6 +117,7 @@ def test_utf_16_is_told(tmp_path: Path) -> None:
         ("wiki22k:test", "write wiki22k:train"),
         ("wiki22k:tran[:5]", "wiki22k:tran is no part of wiki22k: write wiki22k:train"),
         ("wiki22k:train[-5:]", "write wiki22k:train"),
+        ("wiki22k:train[:5][::2]", "write wiki22k:train"),
         ("wiki22k:train[::0]", r"has no documents: in \[FIRST:END:STEP\] END must be above FIRST and STEP above 0"),
         ("wiki22k:train[5:5]", "has no documents"),
         ("wiki22k:train", r"put wiki22k/train\.raw into the folder that LOGPAST_DATA names .not set"),
@@ -220,7 +221,7 @@ def test_some_documents_of_a_split(block: int, tmp_path: Path, monkeypatch: pyte
             source = find(split + some, tmp_path)
             assert documents(source) == wanted
             assert source.name == split + some
-    with pytest.raises(UserError, match=r"pg19:test\[7:\] has no text"):
+    with pytest.raises(UserError, match=r"pg19:test\[7:\] has no documents: the last of all 5 is \[4:\]"):
         open_tokens("pg19:test[7:]", "gpt2", tmp_path / "cache", tmp_path)
     assert open_tokens("pg19:test[3:]", "gpt2", tmp_path / "cache", tmp_path).counts.documents == 2
 

@@ -439,6 +439,9 @@ def test_finished_cells_are_not_run_again(page: Changed, pretend: Callable[..., 
     assert more.begun == ["slots17-seed0"]
     assert [row["sweep"]["cell"] for row in rows] == ["slots9-seed0", "slots5-seed0", "slots17-seed0"]
     assert len(ledger.read(out / "ledger.jsonl")) == 3
+    pretend()
+    swapped = {"slots9": {"model.slots": 5}, "slots5": {"model.slots": 9}}
+    assert len(sweep(page(grids=[{"of": swapped}]), out)) == 2  # both are there, under other names
     renamed = {"slots9": {"model.slots": 5}, "slots5": {"model.slots": 13}}  # the one is there, the other is not
     for changed in (page(grids=[{"model.slots": [5]}], set={"steps": 70}), page(grids=[{"of": renamed}])):
         with pytest.raises(UserError, match=r"slots\d-seed0 that was made by other settings; give another --out"):

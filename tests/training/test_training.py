@@ -489,6 +489,16 @@ def test_resuming_on_other_data_is_refused(
         train(replace(config, resume="auto"))
 
 
+def test_a_folder_that_cannot_be_written_is_told(train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*where: Any) -> Any:
+        if where:
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(loop, "Log", locked)
+    with pytest.raises(UserError, match="cannot write .*run: Permission denied; make room or give another --run"):
+        train(train_config)
+
+
 def test_resume_from_a_path_goes_on_elsewhere(train_config: TrainConfig) -> None:
     config = replace(train_config, keep=10)
     train(config)

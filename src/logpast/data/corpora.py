@@ -1,7 +1,8 @@
 """Where text comes from: a SOURCE becomes a stream of documents, read in pieces, never whole.
 
     wikitext103:test    a split of a known corpus (wikitext103, pg19, kjv: train, validation, test; wiki22k: train)
-    pg19:train[::10]    some of its documents, by number as Python counts: the first of every ten; [:50] the first 50
+    pg19:train[::10]    some of its documents, by number as Python counts: the first of every ten; [:50] the first 50.
+                        Files are in the order of their names, what the hub has in its own
     wikitext103         all its splits
     book.txt            a file: one document, taken byte for byte; *.raw and *.tokens, WikiText's own file names,
                         are cut into articles as the corpus is
@@ -37,7 +38,7 @@ import numpy as np
 from logpast.errors import UserError
 
 BLOCK = 1 << 20  # bytes read at a time
-SOME = re.compile(r"(.*)\[(\d*):(\d*):?(\d*)\]")  # documents of a split
+SOME = re.compile(r"([^[]*)\[(\d*):(\d*):?(\d*)\]")  # documents of a split
 WIKITEXT_SUFFIXES = (".raw", ".tokens")
 
 
@@ -283,6 +284,8 @@ def read(source: Source, tally: Tally) -> Iterator[Passage]:
             raise UserError(f"{place} is empty: leave it out")
         if number + 1 >= source.documents.stop:
             break  # the rest need not be fetched
+    if number < source.documents.start:
+        raise UserError(f"{source.name} has no documents: the last of all {number + 1} is [{number}:]")
     if source.sha256 and tally.hash.hexdigest() != source.sha256:
         raise UserError(
             f"this is not the official {source.name} (SHA-256 {tally.hash.hexdigest()[:8]}…, should be "

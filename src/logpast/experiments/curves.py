@@ -114,7 +114,8 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
     from matplotlib.figure import Figure
 
     found = [curve for group in groups for curve in group]
-    figure = Figure(figsize=(14 if len(found) > 1 else 8, 4.2), layout="constrained")
+    height = max(4.2, 0.18 * len(found))  # for the legend
+    figure = Figure(figsize=(14 if len(found) > 1 else 8, height), layout="constrained")
     losses, *others = figure.subplots(1, 2 if len(found) > 1 else 1, squeeze=False)[0]
     drawn = set()
     for number, group in enumerate(groups):
@@ -143,7 +144,7 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
     for axis in (losses, *others):
         axis.set(xlabel="million tokens" if x == "tokens" else x, ylabel="nats per token")
     unframed(losses, *others)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)  # beside the lines, however many there are
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)  # beside the lines, of which there may be many
     write_picture(figure, plot)
 
 

@@ -25,8 +25,8 @@ class Series(NamedTuple):
     about: str
     """what they were trained and scored on, and how large they are"""
     recipe: dict[str, Any]
-    texts: tuple[dict[str, Any] | None, ...]
-    """what they were trained, validated and scored on, to the byte"""
+    texts: tuple[dict[str, Any], dict[str, Any]]
+    """what they were trained and scored on, to the byte"""
     points: dict[int, dict[int, dict[str, Any]]]
     """L -> seed -> scores"""
     states: dict[int, int]
@@ -75,7 +75,7 @@ def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
     slots, seed = recipe.pop("model.slots"), recipe.pop("seed")
     recipe |= {f"scores.{name}": row["scores"].get(name) for name in ("streams", "precision")}
     name = "delta" if recipe["model.system"] == "recent" else k_equals(recipe["model.sharpness"])
-    texts = row["train_data"], row.get("validation_data"), row["test_data"]
+    texts = row["train_data"], row["test_data"]
     series = found.setdefault(hash_of([recipe, *texts]), Series(name, _about(row, table), recipe, texts, {}, {}))
     seeds = series.points.setdefault(slots, {})
     if "state_bytes" in row:
@@ -103,7 +103,7 @@ def _belongs(entry: Entry, table: printed.Sweep) -> bool:
     model = entry.row["recipe"]["model"] if "recipe" in entry.row else {}
     bank = {"spacing": PAPER_SPACING, "first_peak": 1.0, "reach": 1.0}
     return (
-        str(entry.get("test_data.name")).startswith(f"{table.corpus}:test")
+        entry.get("test_data.name") == f"{table.corpus}:test"
         and "comparison" not in entry.row
         and entry.get("scores.accounting") == "all"
         and model.get("window") == printed.WINDOW

@@ -95,8 +95,8 @@ def sweep(
 
 def _finished(cells: list[Cell], out: Path) -> dict[str, Row]:
     """The row of each cell that has one, by the cell's key."""
-    place, found = out / "ledger.jsonl", dict[str, Row]()
-    keys = {cell.name: cell.key for cell in cells}
+    place, found, made = out / "ledger.jsonl", dict[str, Row](), dict[str, str]()
+    keys = {cell.key for cell in cells}
     for number, row in enumerate(ledger.read(place) if place.exists() else [], 1):
         if "sweep" not in row:
             raise UserError(f"{place} has rows that are no sweep's; give another --out")
@@ -105,10 +105,12 @@ def _finished(cells: list[Cell], out: Path) -> dict[str, Row]:
                 f"{place}: row {number} lacks a part of what a sweep writes; remove it, or give another --out"
             )
         name, key = row["sweep"]["cell"], row["sweep"]["key"]
-        if keys.get(name, key) != key:
-            raise UserError(f"{place} has a cell {name} that was made by other settings; give another --out")
-        if key in keys.values():
+        made[name] = key
+        if key in keys:
             found[key] = row
+    for cell in cells:
+        if cell.key not in found and cell.name in made:  # where it would go on is another's
+            raise UserError(f"{place} has a cell {cell.name} that was made by other settings; give another --out")
     return found
 
 

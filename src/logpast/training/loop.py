@@ -125,18 +125,18 @@ class Run:
         self.seen = torch.tensor(int(self.state["tokens"]), device=fabric.device)
         self.clock = time.monotonic() - self.state["seconds"]  # as if the run had gone on without a break
         self.marked = time.monotonic(), int(self.seen)
-        self.folder = ExitStack()
+        self.folder, self.log = ExitStack(), Log()
         problem = None
         if self.leads:
             try:
                 self.folder.enter_context(entered(self.config, resumed))
+                self.log = Log(config.run, config.tensorboard, self.done)
             except UserError as error:
                 problem = str(error)
             except OSError as error:
                 problem = f"cannot write {config.run}: {error.strerror}; make room or give another --run folder"
         if problem := fabric.broadcast(problem):  # or the others would wait for ever
             raise UserError(problem)
-        self.log = Log(config.run, config.tensorboard, self.done) if self.leads else Log()
         self.norm = torch.zeros(())
         alone_on_gpu = fabric.device.type == "cuda" and fabric.world_size == 1
         never_waits = HAS_TRITON and config.precision != "64-true"  # else the memory asks the GPU how much there is
