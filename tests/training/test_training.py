@@ -495,7 +495,7 @@ def test_a_folder_that_cannot_be_written_is_told(train_config: TrainConfig, monk
             raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(loop, "Log", locked)
-    with pytest.raises(UserError, match="cannot write .*run: Permission denied; make room or give another --run"):
+    with pytest.raises(UserError, match=r"cannot write .*run: Permission denied; make room or give another --run"):
         train(train_config)
 
 
