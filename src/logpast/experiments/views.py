@@ -312,13 +312,14 @@ def _on_the_way(results: Path, file: str) -> str:
         millions = ours.tokens[last] / parts / 1e6
         in_the_end = above(ours.validation, theirs.validation).get(last)
         gains = [*means, in_the_end, _gain(memory, control), _familiar_gain(memory, control)]
+        text = memory["train_data"]
         rows.append([
-            memory["train_data"]["name"], f"{model['sharpness']:g}", str(model["slots"]), str(memory["seed"]),
+            text["name"], f"{ours.tokens[last] / text['tokens']:.1f}", f"{model['sharpness']:g}", str(model["slots"]), str(memory["seed"]),
             *("" if gain is None else f"{gain:+.4f}" for gain in gains),
         ])  # fmt: skip
     digits = 0 if millions > 1 else 1
     spans = [f"{part * millions:.{digits}f}–{(part + 1) * millions:.{digits}f}M tokens" for part in range(parts)]
-    heads = ["trained on", "k", "L", "seed", *spans, "validation", "test", "test, familiar"]
+    heads = ["trained on", "times", "k", "L", "seed", *spans, "validation", "test", "test, familiar"]
     filled = [place for place in range(len(heads)) if any(row[place] for row in rows)]
     return markdown(Table([heads[place] for place in filled], [[row[place] for place in filled] for row in rows]))
 
