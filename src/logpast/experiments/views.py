@@ -314,7 +314,8 @@ def _on_the_way(results: Path, file: str) -> str:
         gains = [*means, in_the_end, _gain(memory, control), _familiar_gain(memory, control)]
         text = memory["train_data"]
         rows.append([
-            text["name"], f"{ours.tokens[last] / text['tokens']:.1f}", f"{model['sharpness']:g}", str(model["slots"]), str(memory["seed"]),
+            text["name"], f"{ours.tokens[last] / text['tokens']:.1f}",
+            f"{model['sharpness']:g}", str(model["slots"]), str(memory["seed"]),
             *("" if gain is None else f"{gain:+.4f}" for gain in gains),
         ])  # fmt: skip
     digits = 0 if millions > 1 else 1
