@@ -135,6 +135,7 @@ def test_only_what_belongs_stands_beside_the_table(ledger: Path) -> None:
     table = printed.sweep("A1")
     for entry in (
         row(5, 100, 9, 1.0, test_data={"name": "wikitext103:validation", "tokens": 1}),
+        row(5, 100, 9, 1.0, test_data={"name": "wikitext103:test[:5]", "tokens": 1}),
         row(5, 100, 9, 1.0, model={"window": 128}),
         row(5, 100, 9, 1.0, model={"reach": 3.0}),
         row(6, 100, 9, 1.0),
@@ -144,7 +145,11 @@ def test_only_what_belongs_stands_beside_the_table(ledger: Path) -> None:
     ):
         append(ledger / "other.jsonl", entry)
     found = paper.measured(table, ledger)
-    assert {one.name: sorted(one.points) for one in found} == {"delta": [5, 53], "k = 100": [5], "k = 200": [53]}
+    assert [(one.name, sorted(one.points)) for one in found] == [
+        ("delta", [5, 53]),
+        ("k = 100", [5]),
+        ("k = 200", [53]),
+    ]
     assert [one.values(5, "ppl_token") for one in found[:2]] == [[40.0, 41.0], [38.0]]
     assert paper.measured(printed.sweep("A2"), ledger) == []
 
