@@ -55,7 +55,7 @@ def test_a_sweep_of_pairs_is_told_in_quarters(tmp_path: Path) -> None:
         model = {"slots": slots} | ({"sharpness": float(k)} if k else {})
         rows.append({
             "recipe": {"model": model}, "seed": seed, "train_data": {"name": "wiki22k:train", "tokens": 5e6},
-            "sweep": {"cell": cell}, "scores": {"ppl_token": math.exp(loss)},
+            "sweep": {"cell": cell}, "scores": {"ppl_token": math.exp(loss)}, "parameters": 400_000,
         })  # fmt: skip
         if slots == 5:  # the third document is not familiar, and there the memory is further ahead
             by_document = {"nats": [5 * loss, 15 * loss, 95 * loss], "tokens": [10, 30, 90], "unseen": [0, 0, 9]}
@@ -67,12 +67,12 @@ def test_a_sweep_of_pairs_is_told_in_quarters(tmp_path: Path) -> None:
         place.write_text("".join(json.dumps(record) + "\n" for record in records))
     (tmp_path / "sweep-small.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert VIEWS["sweep-small-on-the-way"](tmp_path).splitlines() == [
-        "| trained on | times | k | L | seed | 0–2M tokens | 2–4M tokens | 4–6M tokens | 6–8M tokens "
+        "| trained on | times | weights | k | L | seed | 0–2M tokens | 2–4M tokens | 4–6M tokens | 6–8M tokens "
         "| validation | test | test, familiar |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-        "| wiki22k:train | 1.6 | 100 | 5 | 0 | +0.7500 | +1.7500 | +2.7500 | +3.7500 |  | -0.5000 | -0.2500 |",
-        "| wiki22k:train | 1.6 | 100 | 53 | 1 | -1.5000 | -3.5000 | -5.5000 | -7.5000 | +8.0000 | +1.0000 |  |",
-        "| wiki22k:train | 1.6 | 200 | 53 | 1 | -0.7500 | -1.7500 | -2.7500 | -3.7500 | +4.0000 | +0.5000 |  |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| wiki22k:train | 1.6 | 0.4M | 100 | 5 | 0 | +0.7500 | +1.7500 | +2.7500 | +3.7500 |  | -0.5000 | -0.2500 |",
+        "| wiki22k:train | 1.6 | 0.4M | 100 | 53 | 1 | -1.5000 | -3.5000 | -5.5000 | -7.5000 | +8.0000 | +1.0000 |  |",
+        "| wiki22k:train | 1.6 | 0.4M | 200 | 53 | 1 | -0.7500 | -1.7500 | -2.7500 | -3.7500 | +4.0000 | +0.5000 |  |",
     ]
     assert VIEWS["sweep-small-gains"](tmp_path) == "−0.500 at L = 5, +1.000 at L = 53"
     ledger = tmp_path / "sweep-small.jsonl"

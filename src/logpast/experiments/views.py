@@ -314,13 +314,13 @@ def _on_the_way(results: Path, file: str) -> str:
         gains = [*means, in_the_end, _gain(memory, control), _familiar_gain(memory, control)]
         text = memory["train_data"]
         rows.append([
-            text["name"], f"{ours.tokens[last] / text['tokens']:.1f}",
+            text["name"], f"{ours.tokens[last] / text['tokens']:.1f}", f"{memory['parameters'] / 1e6:.3g}M",
             f"{model['sharpness']:g}", str(model["slots"]), str(memory["seed"]),
             *("" if gain is None else f"{gain:+.4f}" for gain in gains),
         ])  # fmt: skip
     digits = 0 if millions > 1 else 1
     spans = [f"{part * millions:.{digits}f}–{(part + 1) * millions:.{digits}f}M tokens" for part in range(parts)]
-    heads = ["trained on", "times", "k", "L", "seed", *spans, "validation", "test", "test, familiar"]
+    heads = ["trained on", "times", "weights", "k", "L", "seed", *spans, "validation", "test", "test, familiar"]
     filled = [place for place in range(len(heads)) if any(row[place] for row in rows)]
     return markdown(Table([heads[place] for place in filled], [[row[place] for place in filled] for row in rows]))
 
