@@ -49,10 +49,13 @@ def test_a_sweep_of_pairs_is_told_in_quarters(tmp_path: Path) -> None:
         (53, 200, 1, 1.5),
         (5, None, 0, 4.5),
         (21, 100, 0, 3.0),
+        (54, 100, 1, 9.0),
+        (54, None, 1, 8.0),
     )
     for slots, k, seed, loss in made:
         cell = f"{slots}-{k}-{seed}"
-        model = {"slots": slots} | ({"sharpness": float(k)} if k else {})
+        wide = slots == 54  # the same cell as at 53 but for its width
+        model = {"slots": slots - wide, "width": 96 + wide} | ({"sharpness": float(k)} if k else {})
         rows.append({
             "recipe": {"model": model}, "seed": seed, "train_data": {"name": "wiki22k:train", "tokens": 5e6},
             "sweep": {"cell": cell}, "scores": {"ppl_token": math.exp(loss)}, "parameters": 400_000,
@@ -73,6 +76,7 @@ def test_a_sweep_of_pairs_is_told_in_quarters(tmp_path: Path) -> None:
         "| wiki22k:train | 1.6 | 0.4M | 100 | 5 | 0 | +0.7500 | +1.7500 | +2.7500 | +3.7500 |  | -0.5000 | -0.2500 |",
         "| wiki22k:train | 1.6 | 0.4M | 100 | 53 | 1 | -1.5000 | -3.5000 | -5.5000 | -7.5000 | +8.0000 | +1.0000 |  |",
         "| wiki22k:train | 1.6 | 0.4M | 200 | 53 | 1 | -0.7500 | -1.7500 | -2.7500 | -3.7500 | +4.0000 | +0.5000 |  |",
+        "| wiki22k:train | 1.6 | 0.4M | 100 | 53 | 1 | -1.5000 | -3.5000 | -5.5000 | -7.5000 |  | +1.0000 |  |",
     ]
     assert VIEWS["sweep-small-gains"](tmp_path) == "−0.500 at L = 5, +1.000 at L = 53"
     ledger = tmp_path / "sweep-small.jsonl"

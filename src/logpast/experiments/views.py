@@ -254,18 +254,18 @@ def _ours(results: Path) -> str:
 
 
 def _pairs(results: Path, file: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """A sweep's rows of the memory, each with its control's; by training text (first that which came first), k, L
-    and seed.
+    """A sweep's rows of the memory, each with its control's; by training text (first that which came first), width,
+    k, L and seed.
     """
     rows = _rows(results, file)
     texts = list(dict.fromkeys(row["train_data"]["name"] for row in rows))
 
-    def place(row: dict[str, Any]) -> tuple[int, float, int, int]:
-        model = row["recipe"]["model"]
-        return texts.index(row["train_data"]["name"]), model.get("sharpness", 0.0), model["slots"], row["seed"]
+    def place(row: dict[str, Any]) -> tuple[int, int, float, int, int]:
+        model, text = row["recipe"]["model"], texts.index(row["train_data"]["name"])
+        return text, model["width"], model.get("sharpness", 0.0), model["slots"], row["seed"]
 
     found = {place(row): row for row in rows}
-    controls = {where: found.get((where[0], 0.0, *where[2:])) for where in sorted(found) if where[1]}
+    controls = {where: found.get((*where[:2], 0.0, *where[3:])) for where in sorted(found) if where[2]}
     return [(found[where], control) for where, control in controls.items() if control]
 
 
