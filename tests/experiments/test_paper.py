@@ -330,6 +330,7 @@ def test_familiar_documents_in_the_figure(tmp_path: Path, monkeypatch: pytest.Mo
     printed_one, _, ours, _ = drawn[0].axes
     assert printed_one.get_ylabel() == "test perplexity per token"
     assert ours.get_ylabel() == "test perplexity per token, familiar documents"
+    assert "only 2 of 3 documents, the familiar ones" in ours.get_title(loc="left").replace("\n", " ")
     assert ours.lines[0].get_xydata().tolist() == [pytest.approx([53, math.exp(4)])]
 
 

@@ -94,8 +94,9 @@ def results_figure(
         title = _draw_printed(axes[0, column], table, measure)
         _dress(axes[0, column], f"{'AB'[column]}. {title}", "ppl_token" if measure == "ppl_familiar" else measure)
         if rows == 2:
+            told = measure != "ppl_familiar" or any(one.documents.tell_apart for one in series)
             title = _draw_measured(axes[1, column], series, measure)
-            _dress(axes[1, column], f"{'CD'[column]}. {title}", measure)
+            _dress(axes[1, column], f"{'CD'[column]}. {title}", measure if told else "ppl_token")
     write_picture(figure, out)
     if not any(ours):
         print(f"no row of {results} belongs beside these tables yet: the printed values alone are drawn")
@@ -133,7 +134,17 @@ def _draw_measured(axis: Any, series: list[Series], measure: Measure) -> str:
         for slots in places:
             for value in one.values(slots, measure):
                 axis.plot(slots, value, "o", color=line.get_color(), markersize=2.5)
-    return "\n".join(["ours, smaller scale", *notes]) if len(notes) > 1 else f"ours, smaller scale: {series[0].about}"
+    lines = ["ours, smaller scale", *notes] if len(notes) > 1 else [f"ours, smaller scale: {series[0].about}"]
+    return "\n".join([*lines, *_remarks(series, measure)])
+
+
+def _remarks(series: list[Series], measure: Measure) -> list[str]:
+    """What else must be known to read our panel: which documents are in it, and what its small points are."""
+    apart = [one for one in series if one.documents.tell_apart and measure == "ppl_familiar"]
+    remarks = [f"only {each} documents, the familiar ones" for each in dict.fromkeys(_familiar(one) for one in apart)]
+    if any(len(seeds) > 1 for one in series for seeds in one.points.values()):
+        remarks.append("small points: single seeds")
+    return ["; ".join(remarks)] if remarks else []
 
 
 def _dress(axis: Any, title: str, measure: Measure) -> None:
@@ -295,7 +306,9 @@ def _our_notes(series: list[Series], columns: list[Column]) -> list[str]:
         notes.append(
             "third figure, and familiar: over the documents with at most "
             f"{100 * UNSEEN:g} % of tokens that the training text never has ("
-            + ", ".join(dict.fromkeys(_familiar(one, series) for one in series if one.documents.tell_apart))
+            + ", ".join(
+                dict.fromkeys(_familiar(one) + _mark(one, series) for one in series if one.documents.tell_apart)
+            )
             + ")"
         )
     if any(one.states for one in series):
@@ -305,9 +318,9 @@ def _our_notes(series: list[Series], columns: list[Column]) -> list[str]:
     return notes
 
 
-def _familiar(one: Series, series: list[Series]) -> str:
+def _familiar(one: Series) -> str:
     of = one.documents
-    return f"{of.familiar.sum()} of {len(of.tokens)}{_mark(one, series)}"
+    return f"{of.familiar.sum()} of {len(of.tokens)}"
 
 
 def _abouts(series: list[Series]) -> list[str]:
