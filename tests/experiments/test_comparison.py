@@ -449,7 +449,7 @@ def test_of_both_budgets_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     comparison_table.show(tmp_path, tmp_path / "p.png", budget="time")
     shown = capsys.readouterr().out
-    assert "1.0 seconds of training" in shown  # 9 tokens at 9 a second
+    assert "1 seconds of training" in shown  # 9 tokens at 9 a second
     assert "training s" in shown
     assert "\nb " in shown
     assert "\na " not in shown

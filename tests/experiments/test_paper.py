@@ -160,7 +160,7 @@ def test_recipes_are_told_apart_and_parts_of_a_test_set_named(ledger: Path) -> N
     assert names == ["delta", "k = 100, model.normalize = area", "k = 100, model.normalize = none", "k = 200"]
     append(ledger / "books.jsonl", row(53, 100, 0, 35.0, test_data={"name": "pg19:test", "tokens": 10_000_000}))
     (one,) = paper.measured(printed.sweep("A2"), ledger)
-    assert "10,000,000 tokens: not the whole official set" in one.about
+    assert "10,000,000 tokens: not the official set" in one.about
 
 
 def test_the_same_row_twice_counts_once(ledger: Path) -> None:
@@ -195,11 +195,18 @@ def test_tables_in_three_forms(tmp_path: Path, ledger: Path, capsys: pytest.Capt
     paper.table_a1(tmp_path / "a1.csv", ledger)
     with (tmp_path / "a1.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert rows[-1]["k = 200"] == "16.76/23.56"
-    assert rows[0]["ours delta¹"] == "40.50 ± 0.71/81.00 ± 1.41 (2 seeds)"
-    assert rows[1]["ours delta¹"] == ""
+    assert len(rows) == 13 * 4
+    assert (rows[-1]["system"], rows[-1]["printed"]) == ("k = 200¹", "16.76/23.56")
+    assert rows[-1]["printed − delta"] == f"{math.log(16.76 / 17.98):+.3f}"
+    assert (rows[0]["system"], rows[0]["ours"]) == ("delta¹", "40.50 ± 0.71/81.00 ± 1.41 (2 seeds)")
+    assert (rows[0]["printed"], rows[0]["printed − delta"]) == ("19.26/30.78", "")
+    assert [(row["system"], row["ours"]) for row in rows[2:5]] == [("k = 150", ""), ("k = 200", ""), ("delta", "")]
+    below = capsys.readouterr().out.split("beside the printed:\n")[1].splitlines()
+    assert [line.split("  ")[0].strip() for line in below[1:4]] == ["5", "5", "53"]
+    assert "k = 150" not in "".join(below)
     paper.table_a2(tmp_path / "a2.json", ledger)
-    assert json.loads((tmp_path / "a2.json").read_text())["rows"][10]["k = 200"] == "17.82/79.40"
+    assert json.loads((tmp_path / "a2.json").read_text())["rows"][43]["printed"] == "17.82/79.40"
+    assert "ours" not in capsys.readouterr().out
     paper.table1(tmp_path / "1.md")
     assert "| Scale-Invariant Compression Filters | 124M | 309 | 23.56 | 26.73 † |" in (tmp_path / "1.md").read_text()
     notes = (tmp_path / "1.md").read_text().split("\n\n")[2:]
@@ -208,7 +215,7 @@ def test_tables_in_three_forms(tmp_path: Path, ledger: Path, capsys: pytest.Capt
     assert r"\<unk>" in notes[1]
     paper.accounting(tmp_path / "accounting.md")
     assert "\n\n\\* outside what" in (tmp_path / "accounting.md").read_text()
-    assert "trained on 49.0M tokens of wiki22k:train, 124M weights" in capsys.readouterr().out
+    assert "trained on 49.0M tokens of wiki22k:train, 124M weights" in "".join(below)
 
 
 def with_documents(made: dict[str, Any], nats: list[float]) -> dict[str, Any]:
@@ -229,13 +236,13 @@ def test_a_memory_stands_beside_the_control_of_its_length_and_seed(tmp_path: Pat
         append(tmp_path / "s.jsonl", with_documents(row(53, None, seed, 40.0), [300.0, 400.0, 800.0]))
     append(tmp_path / "s.jsonl", with_documents(row(53, 200, 1, 39.0), [700.0, 390.0, 788.0]))
     table = paper.table_a1(results=tmp_path)
-    lines = {line[0]: dict(zip(table.heads, line, strict=True)) for line in table.rows}
+    lines = {(line[0], line[2]): dict(zip(table.heads, line, strict=True)) for line in table.rows}
     # e^(1200 / 300), of the two familiar ones
-    assert lines["53"]["ours delta¹"] == "40.00 ± 0.00/80.00 ± 0.00/54.60 ± 0.00 (2 seeds)"
-    assert lines["53"]["ours k = 200¹"] == "39.00/78.00/50.74"
-    assert lines["53"]["ours k = 200 − delta¹"].startswith("+0.9450 [")
-    assert lines["53"]["ours k = 200 − delta¹, familiar"] == "-0.0733 [-0.1000, -0.0600]"
-    assert not lines["5"]["ours k = 200 − delta¹"]
+    assert lines["53", "delta¹"]["ours"] == "40.00 ± 0.00/80.00 ± 0.00/54.60 ± 0.00 (2 seeds)"
+    assert lines["53", "k = 200¹"]["ours"] == "39.00/78.00/50.74"
+    assert lines["53", "k = 200¹"]["ours − delta"].startswith("+0.9450 [")
+    assert lines["53", "k = 200¹"]["ours − delta, familiar"] == "-0.0733 [-0.1000, -0.0600]"
+    assert {where for where, line in lines.items() if line["ours − delta"]} == {("53", "k = 200¹")}
     assert "never has (2 of 3¹)" in "".join(table.notes)
     (series,) = (one for one in measured(printed.sweep("A1"), tmp_path) if one.name == "delta")
     assert series.values(5, "ppl_familiar") == pytest.approx([math.exp(4)] * 2)
@@ -248,8 +255,10 @@ def test_what_a_state_takes_stands_beside(tmp_path: Path) -> None:
         append(tmp_path / "s.jsonl", row(5, k, 0, 40.0, state_bytes=900 * 1024))
     append(tmp_path / "s.jsonl", row(9, None, 0, 40.0))  # a row of before
     table = paper.table_a1(results=tmp_path)
-    place = table.heads.index("ours state KiB")
-    assert {line[0]: line[place] for line in table.rows if line[place]} == {"5": "900", "53": "1,000 to 1,032"}
+    place = table.heads.index("state KiB")
+    found = [(line[0], line[2], line[place]) for line in table.rows if line[place]]
+    assert found[0] == ("5", "delta¹", "900")
+    assert found[-3:] == [("53", "delta¹", "1,000"), ("53", "k = 100¹", "1,032"), ("53", "k = 200¹", "1,032")]
     assert table.notes[-1].startswith("state: what must be kept")
 
 
@@ -267,14 +276,14 @@ def test_a_control_that_is_not_alike_is_none(tmp_path: Path, place: tuple[str, .
     rows = [with_documents(each, [300.0, 400.0, 800.0]) for each in (copy.deepcopy(other), memory)]
     for each in rows:
         append(tmp_path / "same" / "s.jsonl", each)
-    assert any("−" in head for head in paper.table_a1(results=tmp_path / "same").heads)
+    assert "ours − delta" in paper.table_a1(results=tmp_path / "same").heads
     part: Any = rows[0]
     for name in place[:-1]:
         part = part[name]
     part[place[-1]] = value
     for each in rows:
         append(tmp_path / "other" / "s.jsonl", each)
-    assert not any("−" in head for head in paper.table_a1(results=tmp_path / "other").heads)
+    assert "ours − delta" not in paper.table_a1(results=tmp_path / "other").heads
 
 
 def test_texts_of_one_name_are_two_series(tmp_path: Path) -> None:
@@ -282,10 +291,7 @@ def test_texts_of_one_name_are_two_series(tmp_path: Path) -> None:
         test = {"name": "wikitext103:test", "tokens": 286_221, "sha256": str(number)}
         append(tmp_path / "s.jsonl", row(53, 200, 0, ppl, test_data=test))
     table = paper.table_a1(results=tmp_path)
-    assert [cell for cell in table.rows[-1] if cell in ("39.00/78.00", "99.00/198.00")] == [
-        "39.00/78.00",
-        "99.00/198.00",
-    ]
+    assert [line[-1] for line in table.rows[-2:]] == ["39.00/78.00", "99.00/198.00"]
 
 
 def test_of_two_rows_of_a_run_the_one_that_tells_more_counts(tmp_path: Path) -> None:
@@ -299,8 +305,8 @@ def test_documents_that_a_model_gives_no_chance(tmp_path: Path) -> None:
     append(tmp_path / "s.jsonl", with_documents(row(53, None, 0, 40.0), [300.0, 400.0, 800.0]))
     append(tmp_path / "s.jsonl", with_documents(row(53, 200, 0, 39.0), [700.0, None, 788.0]))  # type: ignore[list-item]
     table = paper.table_a1(results=tmp_path)
-    assert dict(zip(table.heads, table.rows[-1], strict=True))["ours k = 200¹"] == "39.00/78.00/?"
-    assert not any("−" in head for head in table.heads)
+    assert dict(zip(table.heads, table.rows[-1], strict=True))["ours"] == "39.00/78.00/?"
+    assert "ours − delta" not in table.heads
 
 
 @pytest.mark.parametrize(
@@ -336,7 +342,7 @@ def test_familiar_documents_in_the_figure(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_tables_without_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert len(paper.table_a1().heads) == 6
+    assert paper.table_a1().heads == ["L", "τ*max", "system", "printed", "printed − delta"]
     with pytest.raises(UserError, match=r"no folder nowhere .*--results"):
         paper.table_a1(results=Path("nowhere"))
     precious = tmp_path / "precious.txt"

@@ -223,11 +223,12 @@ def _seconds(row: dict[str, Any]) -> float:
 
 def _title(rows: list[dict[str, Any]]) -> str:
     first, timed = rows[0], rows[0]["comparison"]["budget"] == "time"
-    spent = [round(_seconds(row), 1) if timed else row["train_tokens"] for row in rows]
-    amount = f"{min(spent):,}" + (f" to {max(spent):,}" if max(spent) > 1.01 * min(spent) else "")
-    unit = "seconds of training" if timed else "training tokens"
+    spent = [_seconds(row) if timed else row["train_tokens"] / 1e6 for row in rows]
+    ends = [max(spent)] if max(spent) <= 1.01 * min(spent) else [min(spent), max(spent)]
+    amount = " to ".join(f"{each:,.3g}" if each < 100 else f"{each:,.0f}" for each in ends)
+    unit = " seconds of training" if timed else "M training tokens"
     texts = f"{first['train_data']['name']} → {first['test_data']['name']}"
-    return f"{texts}; {first['parameters'] / 1e6:.3g}M weights, {amount} {unit}"
+    return f"{texts}; {first['parameters'] / 1e6:.3g}M weights, {amount}{unit}"
 
 
 def _notes(heads: tuple[str, ...], of: Documents) -> list[str]:

@@ -139,8 +139,8 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
         if not axis.lines:
             axis.text(0.5, 0.5, "no logged step in common", transform=axis.transAxes, ha="center")
         axis.axhline(0, color="0.3", linewidth=0.8)
-        beside = found[0].name if len(groups) == 1 else "the other of its pair"
-        axis.set(title=f"above {beside} at the same step")
+        other = found[0].name if len(groups) == 1 else "the first of its pair (dotted)"
+        axis.set(title=f"loss less that of {other}\nat the same step: below 0 it is ahead")
     for axis in (losses, *others):
         axis.set(xlabel="million tokens" if x == "tokens" else x, ylabel="nats per token")
     unframed(losses, *others)

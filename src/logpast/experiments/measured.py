@@ -121,7 +121,7 @@ def _about(row: dict[str, Any], table: printed.Sweep) -> str:
     steps = how["steps"] and how["steps"] * how["batch_size"] * how["model"]["window"]
     millions = (steps or how["epochs"] * train["tokens"]) / 1e6
     whole = table.tokens[0] <= test["tokens"] <= table.tokens[1]
-    part = "" if whole else f" ({test['tokens']:,} tokens: not the whole official set)"
+    part = "" if whole else f" ({test['tokens']:,} tokens: not the official set)"
     weights = f"{row['parameters'] / 1e6:.3g}M weights"
     return f"trained on {millions:,.1f}M tokens of {train['name']}, {weights}, scored on {test['name']}{part}"
 

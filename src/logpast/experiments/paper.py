@@ -6,8 +6,8 @@ text, and say so wherever they stand.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import defaultdict
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -198,7 +198,7 @@ def table1(out: Path | None = None) -> Table:
 
 @typed
 def table_a1(out: Path | None = None, results: Path = RESULTS) -> Table:
-    """Print the paper's Table A1, WikiText-103 by L and k, and beside it what we measured, where there is any.
+    """Print the paper's Table A1, WikiText-103 by L and k, and what we measured beside it, where there is any.
 
     Examples:
         logpast paper tableA1
@@ -216,7 +216,7 @@ def table_a1(out: Path | None = None, results: Path = RESULTS) -> Table:
 
 @typed
 def table_a2(out: Path | None = None, results: Path = RESULTS) -> Table:
-    """Print the paper's Table A2, PG-19 by L and k, and beside it what we measured, where there is any.
+    """Print the paper's Table A2, PG-19 by L and k, and what we measured beside it, where there is any.
 
     Examples:
         logpast paper tableA2
@@ -233,78 +233,86 @@ def table_a2(out: Path | None = None, results: Path = RESULTS) -> Table:
 
 
 def _give_sweep(name: str, out: Path | None, results: Path) -> Table:
+    """As printed, and below it what we measured, each beside the printed figure; in a file, all cells in one table."""
     check_form(out, results)
     table = printed.sweep(name)
     series = measured(table, results)
-    columns = _columns(series)
+    heads = ["L", "delta", "τ*max", *map(k_equals, printed.SHARPNESSES)]
     rows = [
-        [str(row.slots), _pair(row.delta), f"{row.window:,}", *map(_pair, row.filters.values()),
-         *(cells.get(row.slots, "") for _, cells in columns)]
-        for row in table.rows
-    ]  # fmt: skip
-    heads = ["L", "delta", "τ*max", *map(k_equals, printed.SHARPNESSES), *(f"ours {head}" for head, _ in columns)]
-    scale = ["ours: smaller scale, every token counted"] if series else []
-    return _give(Table(heads, rows, table.title, [*scale, *_our_notes(series, columns)]), out)
+        [str(row.slots), _pair(row.delta), f"{row.window:,}", *map(_pair, row.filters.values())] for row in table.rows
+    ]
+    print(aligned(Table(heads, rows, table.title)))
+    if series:
+        title = "Ours, at a smaller scale, every token counted, beside the printed:"
+        print("\n" + aligned(_beside(table, series)._replace(title=title)))
+    found = _beside(table, series, all_printed=True)
+    if out is not None:
+        write(found, out)
+    return found
 
 
 def ours(name: str, results: Path) -> Table | None:
-    """What we measured beside Table A1 or A2: a row an L; None where there is nothing."""
-    series = measured(printed.sweep(name), results)
-    if not series:
-        return None
-    columns = _columns(series)
-    rows = [
-        [str(slots), f"{paper_horizon(slots):,}", *(cells.get(slots, "") for _, cells in columns)]
-        for slots in sorted({slots for one in series for slots in one.points})
+    """What we measured beside Table A1 or A2: a row an L and system; None where there is nothing."""
+    table = printed.sweep(name)
+    series = measured(table, results)
+    return _beside(table, series) if series else None
+
+
+def _beside(table: printed.Sweep, series: list[Series], all_printed: bool = False) -> Table:
+    """A row an L and system that we measured, or that is printed: the paper's figures, and ours."""
+    lines = []
+    for row in table.rows:
+        cells = {"delta": row.delta} | {k_equals(k): cell for k, cell in row.filters.items()}
+        measured_here = [one for one in series if row.slots in one.points]
+        for name in dict.fromkeys([*cells, *(one.name for one in measured_here)]):
+            runs = [one for one in measured_here if one.name == name]
+            some: list[Series | None] = [*runs] if runs or not all_printed else [None]
+            for one in some:
+                line = {"L": str(row.slots), "τ*max": f"{row.window:,}", "system": name, **_as_printed(cells, name)}
+                lines.append(line | (_as_measured(one, series, row.slots) if one else {}))
+    heads = [head for head in HEADS if any(line.get(head) for line in lines)]
+    notes = _our_notes(series, heads)
+    return Table(heads, [[line.get(head, "") for head in heads] for line in lines], table.title, notes)
+
+
+HEADS = (
+    "L", "τ*max", "system", "printed", "printed − delta", "ours", "ours − delta", "ours − delta, familiar", "state KiB",
+)  # fmt: skip
+
+
+def _as_printed(cells: dict[str, printed.Cell], name: str) -> dict[str, str]:
+    if name not in cells:
+        return {}
+    gain = "" if name == "delta" else f"{math.log(cells[name].raw / cells['delta'].raw):+.3f}"
+    return {"printed": _pair(cells[name]), "printed − delta": gain}
+
+
+def _as_measured(one: Series, series: list[Series], slots: int) -> dict[str, str]:
+    found = {"system": f"{one.name}{_mark(one, series)}", "ours": _mean_figures(one, slots)}
+    if slots in one.states:
+        found["state KiB"] = f"{one.states[slots] / 2**10:,.0f}"
+    for control in series:
+        if control.is_control_of(one) and slots in control.points:
+            both = one.points[slots], control.points[slots], one.documents
+            found["ours − delta"] = against(*both)
+            if one.documents.tell_apart:
+                found["ours − delta, familiar"] = against(*both, familiar=True)
+    return found
+
+
+def _our_notes(series: list[Series], heads: list[str]) -> list[str]:
+    notes = [
+        *_abouts(series),
+        "printed, ours: perplexity per token/per word; − delta: nats per token against the control of the same L, "
+        "below 0 where the memory is better",
     ]
-    heads = ["L", "τ*max", *(head for head, _ in columns)]
-    return Table(heads, rows, printed.sweep(name).title, _our_notes(series, columns))
-
-
-Column = tuple[str, dict[int, str]]  # a head, and what stands below it at an L
-
-
-def _columns(series: list[Series]) -> list[Column]:
-    """Each series, and how far it is from its control; what a stream's state takes."""
-    found: list[Column] = []
-    for one in series:
-        found.append((f"{one.name}{_mark(one, series)}", {slots: _mean_figures(one, slots) for slots in one.points}))
-        for control in series:
-            if control.is_control_of(one):
-                head = f"{one.name} − {control.name}{_mark(one, series)}"
-                found.append((head, _gains(one, control)))
-                if one.documents.tell_apart:
-                    found.append((f"{head}, familiar", _gains(one, control, familiar=True)))
-    found.append(("state KiB", _states(series)))
-    return [(head, cells) for head, cells in found if cells]
-
-
-def _gains(one: Series, control: Series, familiar: bool = False) -> dict[int, str]:
-    both = one.points.keys() & control.points.keys()
-    found = {slots: against(one.points[slots], control.points[slots], one.documents, familiar) for slots in both}
-    return {slots: gain for slots, gain in found.items() if gain}
-
-
-def _states(series: list[Series]) -> dict[int, str]:
-    """From the least to the most of the series."""
-    found = defaultdict[int, list[float]](list)
-    for one in series:
-        for slots, size in one.states.items():
-            found[slots].append(size / 2**10)
-    ends = {slots: (f"{min(sizes):,.0f}", f"{max(sizes):,.0f}") for slots, sizes in found.items()}
-    return {slots: " to ".join(dict.fromkeys(both)) for slots, both in ends.items()}
-
-
-def _our_notes(series: list[Series], columns: list[Column]) -> list[str]:
-    notes = _abouts(series)
-    if any(" − " in head for head, _ in columns):
+    if "ours − delta" in heads:
         notes.append(
-            "−: nats per token against the control of the same L and seeds, below 0 where the memory is better; in "
-            "brackets 95 % over documents, which says nothing of other seeds"
+            "of ours, against the same seeds; in brackets 95 % over documents, which says nothing of other seeds"
         )
     if any(one.documents.tell_apart for one in series):
         notes.append(
-            "third figure, and familiar: over the documents with at most "
+            "ours, third figure, and familiar: over the documents with at most "
             f"{100 * UNSEEN:g} % of tokens that the training text never has ("
             + ", ".join(
                 dict.fromkeys(_familiar(one) + _mark(one, series) for one in series if one.documents.tell_apart)
@@ -312,9 +320,7 @@ def _our_notes(series: list[Series], columns: list[Column]) -> list[str]:
             + ")"
         )
     if any(one.states for one in series):
-        notes.append(
-            "state: what must be kept of a stream to go on with it, in float32; of the systems, the least to the most"
-        )
+        notes.append("state: what must be kept of a stream to go on with it, in float32")
     return notes
 
 
