@@ -475,3 +475,70 @@ def test_nothing_is_overwritten(
     (tmp_path / "analysis.json").write_text("{")
     assert "analyze the model anew" in error_of(capsys, tmp_path / "analysis.json")
     assert (tmp_path / "report.html").read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def kept(runs: dict[str, Path], store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a control that is gone: its figures and its nats."""
+    folder = tmp_path_factory.mktemp("kept") / "kept"
+    analyze(runs["control"], str(store.path), out=folder, limit=205, finest=2, device="cpu")
+    save_file({"model": load_file(folder / "nats.safetensors")["model"]}, folder / "nats.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda result, nats: {"model": np.where(nats < nats.mean(), np.nan, nats).astype(nats.dtype)}, "are numbers"),
+        (lambda result, nats: {"model": np.stack([nats, nats], axis=1)}, "not the nats of"),
+        (lambda result, nats: {"model": nats.astype(np.int32)}, "not the nats of"),
+        (lambda result, nats: {"control": nats}, "no tensor 'model' in nats.safetensors"),
+        (lambda result, nats: result["model"].pop("run") and {"model": nats}, "no run in analysis.json"),
+        (lambda result, nats: result["stride"]["model"].pop("cost") and {"model": nats}, "no stride.cost in"),
+        (lambda result, nats: result["data"].update(tokenizer="x") or {"model": nats}, "with another tokenizer than"),
+    ],
+)
+def test_a_spoilt_control_is_refused_before_the_work(
+    kept: Path, runs: dict[str, Path], store: TokenStore, tmp_path: Path, spoil: Any, told: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("logpast.experiments.analysis.run", lambda *_: pytest.fail("it went to work"))
+    folder, result = tmp_path / "spoilt", json.loads((kept / "analysis.json").read_text())
+    folder.mkdir()
+    save_file(spoil(result, load_file(kept / "nats.safetensors")["model"]), folder / "nats.safetensors")
+    (folder / "analysis.json").write_text(json.dumps(result))
+    ask = [runs["memory"], "--data", store.path, "--control", folder, "--limit", 205, "--out", tmp_path / "no"]
+    assert told in error_of(capsys, *ask)
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_page_says_what_a_kept_control_lacks(
+    kept: Path, runs: dict[str, Path], store: TokenStore, tmp_path: Path
+) -> None:
+    how = {"limit": 100, "finest": 1, "device": "cpu"}
+    analyze(runs["memory"], str(store.path), kept, tmp_path / "1", **how)  # type: ignore[arg-type]
+    page = (tmp_path / "1" / "report.html").read_text()
+    assert "The control is not shown: its analysis scored 205 tokens so, not 100; give both the same --limit." in page
+    assert "The control's own windows" not in page
+    other = tmp_path / "other"
+    shutil.copytree(kept, other)
+    result = json.loads((other / "analysis.json").read_text())
+    result["model"]["window"] = 16
+    (other / "analysis.json").write_text(json.dumps(result))
+    analyze(runs["memory"], str(store.path), other, tmp_path / "2", **how)  # type: ignore[arg-type]
+    assert "The control's own windows are of 16 tokens" in (tmp_path / "2" / "report.html").read_text()
+
+
+def test_a_page_that_cannot_be_drawn_takes_no_figures_away(
+    runs: dict[str, Path], store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(result: dict[str, Any]) -> str:
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr("logpast.experiments.analysis.draw", fail)
+    with pytest.raises(RuntimeError):
+        analyze(runs["plain"], str(store.path), out=tmp_path / "out", limit=50, finest=1, device="cpu")
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"analysis.json", "nats.safetensors"}
+    monkeypatch.undo()
+    analyze(tmp_path / "out")
+    assert (tmp_path / "out" / "report.html").exists()

@@ -289,8 +289,8 @@ def _strides(
             result[name] = {"stride": strides, "cost": [each.window / s for s in strides]}
             result[name] |= _columns([_increase(one, whole, groups) for one in passes])
             result[name]["ppl_token"] = [metrics.perplexity(mean, 1) for mean in result[name]["nats"]]
-    if isinstance(rival, Kept) and rival.stride:
-        result["control"] = rival.stride
+    if isinstance(rival, Kept):
+        result["control" if isinstance(rival.stride, dict) else "control_absent"] = rival.stride
     return result
 
 
@@ -342,10 +342,10 @@ def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision:
     try:
         with whole_or_absent(out) as folder:
             (folder / JSON).write_text(as_json(result) + "\n", encoding="utf-8")
-            (folder / PAGE).write_text(draw(result), encoding="utf-8")
             save_file({name: each.astype(kind) for name, each in nats.items()}, folder / NATS)
     except FileExistsError:
         raise UserError(f"{out} has come to exist meanwhile; give another folder with --out") from None
+    write_whole(out / PAGE, draw(result))  # last: a page that cannot be drawn takes no figures away
 
 
 def _draw_again(finished: Path, asked: list[str]) -> dict[str, Any]:

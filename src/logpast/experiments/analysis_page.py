@@ -24,7 +24,7 @@ def draw(result: Part) -> str:
     """The whole page."""
     sections = [
         _opening(result),
-        _position(result["position"], result["model"]),
+        _position(result["position"], result["model"], result["control"]),
         _frequency(result["frequency"]),
         _last_seen(result["last_seen"], result["model"], result["control"]),
         _slots(result["slots"], result["model"]),
@@ -67,7 +67,7 @@ def _opening(result: Part) -> str:
     )
 
 
-def _position(part: Part, model: Part) -> str:
+def _position(part: Part, model: Part, control: Part | None) -> str:
     each, binned = part["each"], part["binned"]
     seen = range(1, len(each["tokens"]) + 1)
     figure, left, right = _panels("gain" in each)
@@ -88,6 +88,11 @@ def _position(part: Part, model: Part) -> str:
         "single token as it is, and whatever it knows of the past; at the last one the whole window. "
     )
     text += f"Right: the gain, by the same bins. {SHARES}" if right else ""
+    if control and control["window"] != model["window"]:
+        text += (
+            f" The control's own windows are of {control['window']:,} tokens: its tokens, too, stand here at their "
+            "position in the model's window, and it had others in sight than the axis says."
+        )
     return _section("Loss by position in the window", figure, text)
 
 
@@ -256,7 +261,8 @@ def _stride(part: Part) -> str:
         f"Windows that start s tokens apart; of each only the last s predictions count, of the first all, so that each "
         f"of {part['tokens']:,} tokens is scored once and, but for the first of a stream, has at least window − s + 1 "
         "tokens of its window in sight. The numbers say how many times as many windows are read. Every other figure of "
-        f"this page is at the largest stride. Intervals: {part['intervals']}.",
+        f"this page is at the largest stride. Intervals: {part['intervals']}."
+        + (f" The control is not shown: {html.escape(part['control_absent'])}." if "control_absent" in part else ""),
         table(["", "stride", "cost", "ppl_token", "change, nats per token"], rows),
     )
 
@@ -310,7 +316,7 @@ def _errors(values: list[float], intervals: list[Any]) -> NDArray[np.float64]:
 
 
 def _ticks(axis: Any, labels: list[str]) -> None:
-    crowded = len(labels) > 7
+    crowded = len(labels) > 7 or sum(map(len, labels)) > 45  # half a page has room for so many letters
     axis.set_xticks(range(len(labels)), labels, rotation=45 if crowded else 0, ha="right" if crowded else "center",
                     rotation_mode="anchor" if crowded else None, fontsize=8)  # fmt: skip
 

@@ -18,6 +18,10 @@ from logpast.errors import UserError
 FORMAT = "logpast analysis 1"
 JSON, PAGE, NATS = "analysis.json", "report.html", "nats.safetensors"
 
+#: what a page wants to know of a control, and of its overlapping windows
+ABOUT = ("system", "run", "step", "parameters", "window", "slots", "history")
+STRIDE = ("stride", "cost", "nats", "increase", "interval", "ppl_token")
+
 
 def folder_of(path: Path) -> Path:
     """Of an analysis: this, or that of its analysis.json."""
@@ -47,8 +51,8 @@ class Kept:
     about: dict[str, Any]
     nats: NDArray[np.float64]
     """of every token of the text"""
-    stride: dict[str, Any] | None
-    """its part of overlapping windows, if they were of as many tokens"""
+    stride: dict[str, Any] | str
+    """its part of overlapping windows, if they were of as many tokens; else why there is none"""
 
     @property
     def window(self) -> int:
@@ -63,18 +67,38 @@ def kept_of(path: Path, store: TokenStore, settings: dict[str, Any], some: int) 
     """From a finished analysis of the same text, made in the same way."""
     result, folder = read_analysis(path), folder_of(path)
     try:
-        if any(result["data"][name] != store.identity[name] for name in ("sha256", "tokenizer")):
+        if result["data"]["tokenizer"] != store.identity["tokenizer"]:
+            raise UserError(
+                f"{folder} is of a model with another tokenizer than {store.name} has; compare like with like"
+            )
+        if result["data"]["sha256"] != store.identity["sha256"]:
             raise UserError(f"{folder} is of another text than {store.name}; analyze the control on that, too")
         for name in ("streams", "precision"):
             if (theirs := result["settings"][name]) != settings[name]:
                 raise UserError(f"{folder} was made with {name}={theirs}, now it is {settings[name]}; make them alike")
-        part = result["stride"]
-        stride = part.get("model") if part.get("tokens") == some else None
-        kept = Kept(result["model"], load_file(folder / NATS)["model"].astype(np.float64), stride)
-        if len(kept.nats) != len(store) or min(kept.window, kept.history) < 0:
-            raise ValueError(f"it has {len(kept.nats)} of {len(store)} tokens")
+        part, about, tensors = result["stride"], result["model"], load_file(folder / NATS)
+        stride = _stride(part, some)
+        # all that the page will want, when the work is done
+        missing = [name for name in ABOUT if about.get(name) is None]
+        missing += [f"stride.{name}" for name in STRIDE if isinstance(stride, dict) and name not in stride]
+        if missing or "model" not in tensors:
+            raise ValueError(f"no {', '.join(missing)} in {JSON}" if missing else f"no tensor 'model' in {NATS}")
+        nats, kept = tensors["model"], Kept(about, tensors["model"].astype(np.float64), stride)
+        if nats.dtype.kind != "f" or nats.shape != (len(store),) or min(kept.window, kept.history) < 0:
+            raise ValueError(f"it has {nats.dtype} {nats.shape}, not the nats of {len(store)} tokens")
+        if not np.isfinite(kept.nats).all():
+            raise ValueError("not all of its nats are numbers")
     except UserError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise UserError(f"{folder} does not hold what a control needs ({error}); analyze the control anew") from None
     return kept
+
+
+def _stride(part: dict[str, Any], some: int) -> dict[str, Any] | str:
+    if "model" not in part:
+        return str(part["absent"])
+    if part["tokens"] != some:
+        return f"its analysis scored {part['tokens']:,} tokens so, not {some:,}; give both the same --limit"
+    own: dict[str, Any] = part["model"]
+    return own
