@@ -30,7 +30,7 @@ def whole_or_absent(place: Path) -> Iterator[Path]:
 
     Raises FileExistsError if something else has come to stand there meanwhile; it is left as it is.
     """
-    folder = _unfinished(place)
+    folder = unfinished(place)
     try:
         folder.mkdir(parents=True)
         for leftover in place.parent.glob(f".{escape(place.name)}.*.unfinished"):
@@ -60,7 +60,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
         content = content.encode("utf-8", "replace")  # line breaks as they are; half a surrogate pair has no UTF-8
     special = file.exists() and not file.is_file()  # /dev/stdout: nothing there could be lost
     file = file if special else file.resolve()
-    part = _unfinished(file)
+    part = unfinished(file)
     try:
         if special:
             file.write_bytes(content)
@@ -77,9 +77,9 @@ def write_whole(file: Path, content: str | bytes) -> None:
             part.unlink(missing_ok=True)
 
 
-def _unfinished(place: Path) -> Path:
-    """A name beside it that nobody else has."""
-    return place.with_name(f".{place.name}.{secrets.token_hex(4)}.unfinished")
+def unfinished(place: Path, what: str = "") -> Path:
+    """A name beside it that nobody else has; or always the same one, for what is to be gone on with."""
+    return place.with_name(f".{place.name}.{what or secrets.token_hex(4)}.unfinished")
 
 
 def locked(file: IO[Any] | int, wait: bool = False) -> bool:
@@ -135,7 +135,7 @@ def make_way_for(targets: dict[str, Path | str | None]) -> None:
 
 def remove(folder: Path) -> None:
     """Take a folder away in one step."""
-    away = folder.rename(_unfinished(folder))
+    away = folder.rename(unfinished(folder))
     shutil.rmtree(away, ignore_errors=True)
 
 

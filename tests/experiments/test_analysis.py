@@ -161,13 +161,14 @@ def test_each_pass_is_what_its_name_says(nats: dict[str, np.ndarray], runs: dict
         np.testing.assert_allclose(nats[name], expected, atol=1e-5, err_msg=name)
 
 
-def test_the_bar_ends_where_the_plan_says(runs: dict[str, Path], store: TokenStore) -> None:
+def test_the_bar_ends_where_the_plan_says(runs: dict[str, Path], store: TokenStore, tmp_path: Path) -> None:
     model = find_checkpoint(runs["control"]).load_model()
     assert passes.Pass("x", model, 40, 2).cost == 40 * 8 / 2
     plan = passes.plan_of(model, None, len(store), 40, 4, 0, torch.device("cpu"))
     told: list[int] = []
     bar: Any = SimpleNamespace(update=lambda done, note: told.append(done))
-    found = passes.run(plan, store, "corpus", 5, torch.device("cpu"), "float32", bar)
+    done = passes.Done(tmp_path / "done", plan, {}, {model: "x"})
+    found = passes.run(plan, done, store, "corpus", 5, torch.device("cpu"), "float32", bar)
     assert {kind: list(each) for kind, each in found.items()} == {k: [one.name for one in v] for k, v in plan.items()}
     assert told == sorted(told)
     assert told[-1] == pytest.approx(sum(one.cost for kind in plan.values() for one in kind), abs=8 * 4)
@@ -308,7 +309,10 @@ def test_where_the_gain_lies_and_where_sight_ends(monkeypatch: pytest.MonkeyPatc
     both = {"model": {"nats": [1.0, 1.0]}, "control": {"nats": [1.5, 0.75]}, "gain": gain}
     where = {"kinds": ["near", "far"], "tokens": [4, 4]} | both
     lags = {"from": [2, 4], "to": [3, 7], "tokens": [4, 4], "gain": gain}
-    page = analysis_page._last_seen({"where": where, "by_lag": lags}, {"history": 6}, {"history": 2})
+    parts, model = {"where": where, "by_lag": lags}, {"history": 6, "window": 8}
+    analysis_page._last_seen(parts, model, {"history": 2, "window": 4})
+    assert list(marks) == ["model's history ends"]
+    page = analysis_page._last_seen(parts, model, {"history": 2, "window": 8})
     assert re.findall(r"(-?\d+)%</td></tr>", page) == ["200", "-100"]
     assert marks == {
         "model's history ends": pytest.approx(0.5 + math.log2(7 / 4)),
@@ -542,3 +546,66 @@ def test_a_page_that_cannot_be_drawn_takes_no_figures_away(
     monkeypatch.undo()
     analyze(tmp_path / "out")
     assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_an_interrupted_analysis_goes_on(
+    runs: dict[str, Path], store: TokenStore, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out, scored, stop_after = tmp_path / "out", list[int](), 12
+
+    def until(*args: Any, **options: Any) -> Any:
+        if len(scored) == stop_after:
+            raise KeyboardInterrupt
+        scored.append(args[4])  # the batch size
+        return score(*args, **options)
+
+    monkeypatch.setattr(passes, "score", until)
+    ask = [str(each) for each in (runs["memory"], "--data", store.path, "--control", runs["control"], "--out", out)]
+    ask += ["--limit", "205", "--finest", "4", "--device", "cpu"]
+    with pytest.raises(SystemExit, match="130"):
+        main(["analyze", *ask])
+    assert "the same command goes on" in capsys.readouterr().err
+    assert not out.exists()
+    (hidden,) = tmp_path.iterdir()
+    assert {"model.safetensors", "control.safetensors", "slot 3 silent.safetensors"} <= {
+        f.name for f in hidden.iterdir()
+    }
+    (hidden / "control.safetensors").write_bytes(b"half")
+    shutil.copy(hidden / "slot 1 silent.safetensors", hidden / "slot 2 silent.safetensors")
+
+    stop_after, whole = 999, json.loads((done / "analysis.json").read_text())
+    with passes.safe_open(hidden / "model.safetensors", "numpy") as file:
+        nats, told = file.get_tensor("nats"), file.metadata() | {"seconds": "1000"}
+    save_file({"nats": nats}, hidden / "model.safetensors", told)
+    with pytest.raises(SystemExit, match="0"):
+        main(["analyze", *ask, "--batch_size", "3"])  # which changes no nats
+    assert "10 of 36 passes are done already" in capsys.readouterr().err
+    assert scored.count(3) == 36 - 10
+    again = json.loads((out / "analysis.json").read_text())
+    assert 1000 < again["seconds"] < 2000
+    for result in (whole, again):
+        for name in ("recorded", "seconds", "settings"):
+            result.pop(name)
+    assert again == approx(whole)
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_passes_of_other_weights_or_another_way_are_not_gone_on_with(
+    runs: dict[str, Path], store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(passes.Meter, "say", lambda _, text: said.append(text))
+    monkeypatch.setattr("logpast.experiments.analysis._write", lambda *_: None)
+    monkeypatch.setattr("logpast.experiments.analysis.shutil.rmtree", lambda *_, **__: None)
+    how: dict[str, Any] = {"out": tmp_path / "out", "limit": 50, "finest": 1, "device": "cpu"}
+    analyze(runs["control"], str(store.path), **how)
+    for run, other in (
+        ("control", {"seed": 1}), ("control", {"precision": "float64"}), ("control", {"streams": "document"}),
+        ("memory", {}), ("control", {}),
+    ):  # fmt: skip
+        said.clear()
+        analyze(runs[run], str(store.path), **how | other)
+        assert not [text for text in said if "done already" in text]
+    analyze(runs["control"], str(store.path), **how | {"limit": 40})
+    assert said[-1] == "1 of 17 passes are done already"  # that of the whole text

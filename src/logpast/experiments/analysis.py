@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import time
+import shutil
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,7 +32,7 @@ from logpast.experiments import ledger
 from logpast.experiments.analysis_page import draw
 from logpast.experiments.evaluation import Precision, device_for, find_other, load
 from logpast.experiments.kept import FORMAT, JSON, NATS, PAGE, Kept, folder_of, is_analysis, kept_of, read_analysis
-from logpast.experiments.passes import Array, Nats, Rival, halved, lags_of, plan_of, run
+from logpast.experiments.passes import Array, Done, Nats, Rival, halved, lags_of, plan_of, run
 from logpast.experiments.probes import (
     NEVER,
     PERMUTATIONS,
@@ -43,7 +43,7 @@ from logpast.experiments.probes import (
     occurrences,
     places_in_stream,
 )
-from logpast.files import make_way, whole_or_absent, write_whole
+from logpast.files import make_way, unfinished, whole_or_absent, write_whole
 from logpast.models import LanguageModel, LogMemoryTransformer, Transformer, system_of
 from logpast.plain import as_json, jsonable
 from logpast.progress import Meter, meter
@@ -91,7 +91,7 @@ def analyze(
         control: a second model of the same tokenizer, to measure the gain over: a checkpoint, or the folder of its own
             finished analysis on the same text, if the model is not at hand.
         out: folder to make, for report.html, analysis.json and nats.safetensors (the nats of every token in every
-            pass); by default runs/ and the run's name and -analysis.
+            pass); by default runs/ and the run's name and -analysis. If it is interrupted, the same command goes on.
         limit: the parts that score the text many times over (slots, lags, strides) take only about the first so many
             tokens of it; the whole of it is scored once in any case.
         finest: the stride of overlapping windows is halved until scoring takes so many times as long.
@@ -128,13 +128,22 @@ def analyze(
     settings = {"streams": streams, "precision": precision, "batch_size": batch_size, "limit": limit,
                 "finest": finest, "seed": seed}  # fmt: skip
     some = min(limit, len(store))
-    started = time.monotonic()
     rival, about_rival = _control(control, store, settings, some, place) if control else (None, None)
     model = load(found, place, precision)
+    about_model = _identity(found, model, store)
     plan = plan_of(model, rival, len(store), some, finest, seed, place)
-    with meter("analyzing", int(sum(one.cost for kind in plan.values() for one in kind))) as progress:
+    both = ((model, about_model), (rival, about_rival))
+    weights = {each: about["weights_sha256"] for each, about in both if isinstance(each, LanguageModel) and about}
+    decisive = {"logpast": __version__, "revision": revision(), "text": store.identity, "streams": streams,
+                "precision": precision, "seed": seed, "device": place.type}  # fmt: skip
+    done = Done(unfinished(out, "passes"), plan, decisive, weights)
+    with meter("analyzing", int(sum(one.cost for kind in plan.values() for one in kind)), int(done.cost)) as progress:
         frequent = _counted(found, store, counts, cache, progress)
-        nats = run(plan, store, streams, batch_size, place, precision, progress)
+        try:
+            nats = run(plan, done, store, streams, batch_size, place, precision, progress)
+        except KeyboardInterrupt:
+            progress.say("stopped; the same command goes on")
+            raise
     if isinstance(rival, Kept):
         nats["control"] = {"control": rival.nats}
     parts = _of_tokens(nats, store, streams, model, rival, frequent) | _of_the_past(nats, store, model, some)
@@ -145,14 +154,15 @@ def analyze(
         "logpast": __version__,
         "revision": revision(),
         "hardware": describe(place),
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(done.seconds, 1),
         "data": store.identity | {"documents": len(store.documents)},
         "settings": settings,
-        "model": _identity(found, model, store),
+        "model": about_model,
         "control": about_rival,
     }
     result = jsonable(about) | jsonable(parts, DECIMALS)
     _write(out, result, {name: each for kind in nats.values() for name, each in kind.items()}, precision)
+    shutil.rmtree(done.folder, ignore_errors=True)
     _report(result, out)
     return result
 

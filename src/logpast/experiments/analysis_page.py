@@ -130,7 +130,9 @@ def _last_seen(part: Part, model: Part, control: Part | None) -> str:
     _bars(axis, labels, _chosen(lags[side], order), [shares[i] for i in order])
     what = "gain, nats per token" if side == "gain" else "nats per token"
     axis.set(xlabel="how far before the window the token last occurred (lag)", ylabel=what)
-    sights = {"model's history": model["history"], "control's sight": control["history"] if control else 0}
+    sights = {"model's history": model["history"]}
+    if control and control["window"] == model["window"]:  # else its past begins elsewhere
+        sights["control's sight"] = control["history"]
     for label, reach in sights.items():
         for place, i in enumerate(order):
             if 0 < lags["from"][i] <= reach <= lags["to"][i]:

@@ -6,13 +6,17 @@ slot silent, with the past cut off or shuffled beyond some lag, and by windows t
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import time
+from contextlib import nullcontext, suppress
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from logpast.data import TokenStore
 from logpast.data.windows import Streams
@@ -20,7 +24,9 @@ from logpast.errors import UserError
 from logpast.experiments.evaluation import arithmetic
 from logpast.experiments.kept import Kept
 from logpast.experiments.probes import Change, changed_past, cut_beyond, doubling, random_keys, shuffled_beyond, silent
+from logpast.files import write_whole
 from logpast.models import LanguageModel, Transformer
+from logpast.plain import as_json
 from logpast.progress import Meter
 from logpast.scoring import score
 
@@ -71,8 +77,43 @@ def plan_of(
     return plan
 
 
+class Done:
+    """Passes that are done, the nats of each in a file of its own: an interrupted analysis goes on with them."""
+
+    def __init__(
+        self, folder: Path, plan: dict[str, list[Pass]], about: dict[str, Any], weights: dict[LanguageModel, str]
+    ) -> None:
+        """Find those of a plan. About: what besides the weights and the pass itself decides the nats."""
+        self.folder, self.about, self.weights = folder, about, weights
+        self.nats: dict[str, Array] = {}
+        self.cost = self.seconds = 0.0
+        for one in (one for passes in plan.values() for one in passes):
+            with suppress(OSError, KeyError, ValueError, SafetensorError), safe_open(self._file(one), "numpy") as file:
+                told = file.metadata()
+                if told["of"] == self._of(one):
+                    self._add(one, file.get_tensor("nats"), float(told["seconds"]))
+
+    def keep(self, one: Pass, nats: Array, seconds: float) -> None:
+        self.folder.mkdir(exist_ok=True)
+        write_whole(self._file(one), save({"nats": nats}, {"of": self._of(one), "seconds": f"{seconds:.3f}"}))
+        self._add(one, nats, seconds)
+
+    def _add(self, one: Pass, nats: Array, seconds: float) -> None:
+        self.nats[one.name] = nats
+        self.cost += one.cost
+        self.seconds += seconds
+
+    def _file(self, one: Pass) -> Path:
+        return self.folder / f"{one.name}.safetensors"
+
+    def _of(self, one: Pass) -> str:
+        own = {"pass": one.name, "weights": self.weights[one.model], "tokens": one.tokens, "stride": one.stride}
+        return as_json(self.about | own)
+
+
 def run(
     plan: dict[str, list[Pass]],
+    done: Done,
     store: TokenStore,
     streams: Streams,
     batch_size: int,
@@ -80,24 +121,23 @@ def run(
     precision: str,
     progress: Meter,
 ) -> Nats:
-    """Score the text again and again behind one progress bar."""
-    found, done = Nats(), 0.0
-    for kind, passes in plan.items():
-        for one in passes:
-            model, share = one.model, one.cost / one.tokens
-            past = changed_past(model, **one.change) if isinstance(model, Transformer) else nullcontext()
-            with past, arithmetic(device, precision):
-                nats = score(
-                    model, store, model.window, model.history, batch_size, streams, device, one.tokens,
-                    progress=partial(_show, progress, one.name, done, share), stride=one.stride,
-                )[: one.tokens]  # fmt: skip
-            if not nats.mean() < LARGEST:
-                raise UserError(
-                    f"{one.name}: its loss is {nats.mean():.4g}, for its training diverged; take another checkpoint"
-                )
-            done += one.cost
-            found.setdefault(kind, {})[one.name] = nats
-    return found
+    """Score the text again and again behind one progress bar, but for passes that are done."""
+    if done.nats:
+        progress.say(f"{len(done.nats)} of {sum(map(len, plan.values()))} passes are done already")
+    for one in (one for passes in plan.values() for one in passes if one.name not in done.nats):
+        started, model, share = time.monotonic(), one.model, one.cost / one.tokens
+        past = changed_past(model, **one.change) if isinstance(model, Transformer) else nullcontext()
+        with past, arithmetic(device, precision):
+            nats = score(
+                model, store, model.window, model.history, batch_size, streams, device, one.tokens,
+                progress=partial(_show, progress, one.name, done.cost, share), stride=one.stride,
+            )[: one.tokens]  # fmt: skip
+        if not nats.mean() < LARGEST:
+            raise UserError(
+                f"{one.name}: its loss is {nats.mean():.4g}, for its training diverged; take another checkpoint"
+            )
+        done.keep(one, nats, time.monotonic() - started)
+    return {kind: {one.name: done.nats[one.name] for one in passes} for kind, passes in plan.items()}
 
 
 def _show(progress: Meter, name: str, done: float, share: float, tokens: int) -> None:
