@@ -22,6 +22,8 @@ from logpast.filters import paper_horizon
 from logpast.typed import typed
 
 UNITS: dict[Measure, str] = {"ppl_token": "token", "ppl_word": "word", "ppl_familiar": "token, familiar documents"}
+HEADS = ("L", "τ*max", "system", "printed", "printed − delta",
+         "ours", "ours − delta", "ours − delta, familiar", "state KiB")  # fmt: skip
 COLOURS = {"delta": "0.4", "k = 100": "tab:blue", "k = 150": "tab:orange", "k = 200": "tab:green"}
 
 
@@ -265,19 +267,13 @@ def _beside(table: printed.Sweep, series: list[Series], all_printed: bool = Fals
         cells = {"delta": row.delta} | {k_equals(k): cell for k, cell in row.filters.items()}
         measured_here = [one for one in series if row.slots in one.points]
         for name in dict.fromkeys([*cells, *(one.name for one in measured_here)]):
-            runs = [one for one in measured_here if one.name == name]
-            some: list[Series | None] = [*runs] if runs or not all_printed else [None]
-            for one in some:
+            runs: list[Series | None] = [one for one in measured_here if one.name == name]
+            for one in runs or [None] * all_printed:
                 line = {"L": str(row.slots), "τ*max": f"{row.window:,}", "system": name, **_as_printed(cells, name)}
                 lines.append(line | (_as_measured(one, series, row.slots) if one else {}))
     heads = [head for head in HEADS if any(line.get(head) for line in lines)]
     notes = _our_notes(series, heads)
     return Table(heads, [[line.get(head, "") for head in heads] for line in lines], table.title, notes)
-
-
-HEADS = (
-    "L", "τ*max", "system", "printed", "printed − delta", "ours", "ours − delta", "ours − delta, familiar", "state KiB",
-)  # fmt: skip
 
 
 def _as_printed(cells: dict[str, printed.Cell], name: str) -> dict[str, str]:
@@ -303,8 +299,8 @@ def _as_measured(one: Series, series: list[Series], slots: int) -> dict[str, str
 def _our_notes(series: list[Series], heads: list[str]) -> list[str]:
     notes = [
         *_abouts(series),
-        "printed, ours: perplexity per token/per word; − delta: nats per token against the control of the same L, "
-        "below 0 where the memory is better",
+        f"{'printed, ours' if series else 'printed'}: perplexity per token/per word; − delta: nats per token against "
+        "the control of the same L, below 0 where the memory is better",
     ]
     if "ours − delta" in heads:
         notes.append(
