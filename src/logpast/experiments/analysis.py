@@ -134,8 +134,9 @@ def analyze(
     plan = plan_of(model, rival, len(store), some, finest, seed, place)
     both = ((model, about_model), (rival, about_rival))
     weights = {each: about["weights_sha256"] for each, about in both if isinstance(each, LanguageModel) and about}
-    decisive = {"logpast": __version__, "revision": revision(), "text": store.identity, "streams": streams,
-                "precision": precision, "seed": seed, "device": place.type}  # fmt: skip
+    code = {"logpast": __version__, "revision": revision()}  # now: the checkout may be another when all is done
+    decisive = code | {"text": store.identity, "streams": streams, "precision": precision, "seed": seed,
+                       "device": place.type}  # fmt: skip
     done = Done(unfinished(out, "passes"), plan, decisive, weights)
     with meter("analyzing", int(sum(one.cost for kind in plan.values() for one in kind)), int(done.cost)) as progress:
         frequent = _counted(found, store, counts, cache, progress)
@@ -151,8 +152,7 @@ def analyze(
     about = {
         "format": FORMAT,
         "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "logpast": __version__,
-        "revision": revision(),
+        **code,
         "hardware": describe(place),
         "seconds": round(done.seconds, 1),
         "data": store.identity | {"documents": len(store.documents)},
