@@ -14,6 +14,7 @@ from logpast.experiments.views import VIEWS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
+ANALYSIS = "analyses/much-width192-seed0/analysis.json"
 
 
 @pytest.fixture
@@ -99,6 +100,8 @@ def test_a_sweep_of_pairs_is_told_in_quarters(tmp_path: Path) -> None:
         ("rivals-toy.jsonl", '"ppl_token": 118.7', '"ppl_token": 117.7', "rivals-toy"),
         ("sweep-small.jsonl", '"ppl_token": 44.079', '"ppl_token": 45.079', "sweep-small-gains"),
         ("logs/sweep-small/wiki22k-slots5-k100-seed1.jsonl", '"loss": ', '"loss": 1', "sweep-small-on-the-way"),
+        (ANALYSIS, r'("binned".*?"gain": \{\s+"nats": \[ )', r"\g<1>9", "rereading-where"),
+        (ANALYSIS, r'("cut": \{.*?"increase": \[ )', r"\g<1>9", "rereading-past"),
     ],
 )
 def test_a_changed_row_is_noticed(file: str, old: str, new: str, view: str, checkout: Path) -> None:

@@ -71,7 +71,7 @@ def _position(part: Part, model: Part, control: Part | None) -> str:
     each, binned = part["each"], part["binned"]
     seen = range(1, len(each["tokens"]) + 1)
     figure, left, right = _panels("gain" in each)
-    middles = [math.sqrt((first + 1) * (last + 1)) for first, last in _spans(binned)]
+    middles = [math.sqrt((first + 1) * (last + 1)) for first, last in spans(binned)]
     for name in ("model", "control"):
         if name in each:  # a dot is noisy where positions are many: the line goes through the bins
             left.plot(seen, each[name]["nats"], ".", color=_colour(name), alpha=0.35, markersize=3)
@@ -80,7 +80,7 @@ def _position(part: Part, model: Part, control: Part | None) -> str:
     _plain_log(left, seen[-1])
     left.legend(frameon=False)
     if right:
-        _bars(right, [_span(a + 1, b + 1) for a, b in _spans(binned)], binned["gain"], _shares(binned))
+        _bars(right, [span(a + 1, b + 1) for a, b in spans(binned)], binned["gain"], _shares(binned))
         right.set(xlabel="tokens of the window in sight (position + 1)", ylabel="gain, nats per token")
     text = (
         f"Dots: the mean over all tokens that stand at each of the {model['window']:,} positions of their window. "
@@ -99,7 +99,7 @@ def _position(part: Part, model: Part, control: Part | None) -> str:
 def _frequency(part: Part) -> str:
     figure, left, right = _panels("gain" in part)
     shown = [i for i, share in enumerate(_shares(part)) if share >= RARE]
-    labels = [_span(part["from"][i], part["to"][i]) for i in shown]
+    labels = [span(part["from"][i], part["to"][i]) for i in shown]
     for name in ("model", "control"):
         if name in part:
             column = _chosen(part[name], shown)
@@ -124,7 +124,7 @@ def _last_seen(part: Part, model: Part, control: Part | None) -> str:
     order = [i for i, share in enumerate(shares) if share >= RARE]
     order.sort(key=lambda i: (lags["from"][i] < 0, lags["from"][i]))  # never comes last
     special = {-1: "never", 0: "in the\nwindow"}
-    labels = [special.get(lags["from"][i], _span(lags["from"][i], lags["to"][i])) for i in order]
+    labels = [special.get(lags["from"][i], span(lags["from"][i], lags["to"][i])) for i in order]
     side = "gain" if "gain" in lags else "model"
     figure, axis, _ = _panels(False)
     _bars(axis, labels, _chosen(lags[side], order), [shares[i] for i in order])
@@ -177,10 +177,10 @@ def _slots(part: Part, model: Part) -> str:
         f"One slot at a time is set to a zero vector in the sequence{norm} while its position embedding stays, and "
         f"the first {part['tokens']:,} tokens are scored again: by how much their loss rises. The slot with its peak "
         f"at lag {part['lag'][most]:,.4g} matters most "
-        f"({_signed_one(part['increase'][most], part['interval'][most])}); "
+        f"({signed(part['increase'][most], part['interval'][most])}); "
         f"of {len(part['lag'])} slots {rise} raise the loss and {fall} lower it by an interval that leaves out zero, "
         f"as {0.05 * len(part['lag']):.0f} would by chance. All slots set to zero: "
-        f"{_signed_one(part['all']['increase'], part['all']['interval'])} nats per token. A model is not trained to "
+        f"{signed(part['all']['increase'], part['all']['interval'])} nats per token. A model is not trained to "
         "miss a slot, and neighbouring slots hold much the same: a small rise does not say that a stretch of the past "
         f"is worth nothing. Intervals: {part['intervals']}.",
     )
@@ -229,7 +229,7 @@ def _told_apart(part: Part, way: str) -> str:
         return f"{action} all of it raises the loss by no more than chance."
     if first == len(matters):
         return ""
-    costs = [_signed_one(part[way]["increase"][i], intervals[i]) for i in (0, first - 1)]
+    costs = [signed(part[way]["increase"][i], intervals[i]) for i in (0, first - 1)]
     text = f"{action} all of it costs {costs[0]}"
     if first > 1:
         text += f", what lies beyond lag {part['lag'][first - 1]:,} still {costs[1]}"
@@ -342,11 +342,11 @@ def _chosen(column: Part, places: list[int]) -> Part:
     return {name: [column[name][i] for i in places] for name in ("nats", "interval")}
 
 
-def _spans(part: Part) -> list[tuple[int, int]]:
+def spans(part: Part) -> list[tuple[int, int]]:
     return list(zip(part["from"], part["to"], strict=True))
 
 
-def _span(first: int, last: int) -> str:
+def span(first: int, last: int) -> str:
     return _short(first) if first == last else f"{_short(first)}–{_short(last)}"
 
 
@@ -362,16 +362,16 @@ def _number(value: float | None, form: str = ".3f") -> str:
 
 
 def _signed(column: Part, i: int) -> str:
-    return _signed_one(column["nats"][i], column["interval"][i])
+    return signed(column["nats"][i], column["interval"][i])
 
 
-def _signed_one(value: float | None, interval: list[float] | None) -> str:
+def signed(value: float | None, interval: list[float] | None) -> str:
     between = f" [{interval[0]:+.4f}, {interval[1]:+.4f}]" if interval else ""
     return "–" if value is None else f"{value:+.4f}{between}"
 
 
 def _change(own: Part, i: int) -> str:
-    return _signed_one(own["increase"][i], own["interval"][i]) if i else "–"
+    return signed(own["increase"][i], own["interval"][i]) if i else "–"
 
 
 def _share(where: Part, i: int) -> str:

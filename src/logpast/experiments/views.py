@@ -7,12 +7,16 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 from logpast.errors import UserError
 from logpast.experiments import by_document, comparison_table, ledger, paper, printed
+from logpast.experiments.analysis_page import signed, span, spans
 from logpast.experiments.curves import above, read_curve
+from logpast.experiments.kept import read_analysis
 from logpast.experiments.tables import Table, markdown
 
 View = Callable[[Path], str]  # from results/ to what stands on a page
@@ -325,6 +329,50 @@ def _on_the_way(results: Path, file: str) -> str:
     return markdown(Table([heads[place] for place in filled], [[row[place] for place in filled] for row in rows]))
 
 
+def _analyses(results: Path, name: str) -> dict[str, dict[str, Any]]:
+    """Kept analyses of a pair, a seed each."""
+    found = [read_analysis(folder) for folder in sorted((results / "analyses").glob(f"{name}-seed*"))]
+    if not found:
+        raise FileNotFoundError(None, None, str(results / "analyses" / f"{name}-seed*"))
+    return {f"seed {each['model']['seed']}": each for each in found}
+
+
+def _where_gained(results: Path, name: str) -> str:
+    """The gain over the control by where a token stands in its window, and by where it last occurred."""
+    seeds = _analyses(results, name)
+
+    def rows(labels: list[str], *keys: str) -> list[tuple[str, ...]]:
+        parts = [reduce(getitem, keys, each) for each in seeds.values()]
+        shares = [f"{tokens / sum(parts[0]['tokens']):.1%}" for tokens in parts[0]["tokens"]]
+        return [*zip(labels, shares, *(_column(each["gain"], "nats") for each in parts), strict=True)]
+
+    first = next(iter(seeds.values()))
+    places = [span(a + 1, b + 1) for a, b in spans(first["position"]["binned"])]
+    kinds = first["last_seen"]["where"]["kinds"]
+    lines = [
+        *rows(["all"], "scores", "all"),
+        *rows([f"in the window: {place}" for place in places], "position", "binned"),
+        *rows([f"last occurrence: {kind}" for kind in kinds], "last_seen", "where"),
+    ]
+    return markdown(Table(["tokens", "share", *(f"gain, {seed}" for seed in seeds)], lines))
+
+
+def _how_far_back(results: Path, name: str) -> str:
+    """By how much the loss rises where the past beyond a lag is cut off or shuffled."""
+    seeds = _analyses(results, name)
+    lags = next(iter(seeds.values()))["lags"]["lag"]
+    columns = {
+        f"{way}, {seed}": _column(each["lags"][way], "increase")
+        for way in ("cut", "shuffled")
+        for seed, each in seeds.items()
+    }
+    return markdown(Table(["beyond lag", *columns], [*zip(map(str, lags), *columns.values(), strict=True)]))
+
+
+def _column(part: dict[str, Any], what: str) -> list[str]:
+    return [signed(*at) for at in zip(part[what], part["interval"], strict=True)]
+
+
 VIEWS: dict[str, View] = {
     "demo-summary": _demo_summary,
     "demo-text": _demo_text,
@@ -348,5 +396,7 @@ VIEWS: dict[str, View] = {
     "sweep-small-gains-pg19": lambda results: _gains_of_sweep(results, "pg19:train", _familiar_gain),
     "sweep-small-on-the-way": lambda results: _on_the_way(results, "sweep-small"),
     "sweep-rereading": lambda results: _on_the_way(results, "sweep-rereading"),
+    "rereading-where": lambda results: _where_gained(results, "much-width192"),
+    "rereading-past": lambda results: _how_far_back(results, "much-width192"),
     "sweep-small-cells": lambda results: str(len(_rows(results, "sweep-small"))),
 }
