@@ -1,5 +1,6 @@
 """`logpast analyze` end to end: each part against the saved nats, systems it half applies to, mistakes, the page."""
 
+import hashlib
 import json
 import math
 import re
@@ -543,6 +544,7 @@ def test_a_page_that_cannot_be_drawn_takes_no_figures_away(
     with pytest.raises(RuntimeError):
         analyze(runs["plain"], str(store.path), out=tmp_path / "out", limit=50, finest=1, device="cpu")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"analysis.json", "nats.safetensors"}
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
     monkeypatch.undo()
     analyze(tmp_path / "out")
     assert (tmp_path / "out" / "report.html").exists()
@@ -572,6 +574,7 @@ def test_an_interrupted_analysis_goes_on(
         f.name for f in hidden.iterdir()
     }
     (hidden / "control.safetensors").write_bytes(b"half")
+    save_file({"nats": np.zeros(3)}, hidden / "slot 3 silent.safetensors")  # not one of ours
     shutil.copy(hidden / "slot 1 silent.safetensors", hidden / "slot 2 silent.safetensors")
 
     stop_after, whole = 999, json.loads((done / "analysis.json").read_text())
@@ -580,8 +583,8 @@ def test_an_interrupted_analysis_goes_on(
     save_file({"nats": nats}, hidden / "model.safetensors", told)
     with pytest.raises(SystemExit, match="0"):
         main(["analyze", *ask, "--batch_size", "3"])  # which changes no nats
-    assert "10 of 36 passes are done already" in capsys.readouterr().err
-    assert scored.count(3) == 36 - 10
+    assert "9 of 36 passes are done already" in capsys.readouterr().err
+    assert scored.count(3) == 36 - 9
     again = json.loads((out / "analysis.json").read_text())
     assert 1000 < again["seconds"] < 2000
     for result in (whole, again):
@@ -597,7 +600,6 @@ def test_passes_of_other_weights_or_another_way_are_not_gone_on_with(
     said: list[str] = []
     monkeypatch.setattr(passes.Meter, "say", lambda _, text: said.append(text))
     monkeypatch.setattr("logpast.experiments.analysis._write", lambda *_: None)
-    monkeypatch.setattr("logpast.experiments.analysis.shutil.rmtree", lambda *_, **__: None)
     how: dict[str, Any] = {"out": tmp_path / "out", "limit": 50, "finest": 1, "device": "cpu"}
     analyze(runs["control"], str(store.path), **how)
     for run, other in (
@@ -609,3 +611,41 @@ def test_passes_of_other_weights_or_another_way_are_not_gone_on_with(
         assert not [text for text in said if "done already" in text]
     analyze(runs["control"], str(store.path), **how | {"limit": 40})
     assert said[-1] == "1 of 17 passes are done already"  # that of the whole text
+
+
+@pytest.mark.parametrize("what", ["nothing", "filters", "documents", "code", "text"])
+def test_passes_of_another_model_text_or_code_are_not_gone_on_with(
+    what: str, runs: dict[str, Path], store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(passes.Meter, "say", lambda _, text: said.append(text))
+    monkeypatch.setattr("logpast.experiments.analysis._write", lambda *_: None)
+    run, text = tmp_path / "run", tmp_path / "text"
+    shutil.copytree(runs["memory"], run)
+    shutil.copytree(store.path, text)
+    how: dict[str, Any] = {"out": tmp_path / "out", "limit": 50, "finest": 1, "device": "cpu"}
+    analyze(run, str(text), **how)
+    if what == "filters":  # which are not among the weights
+        config = find_checkpoint(run).path / "config.yaml"
+        config.write_text(config.read_text().replace("sharpness: 20", "sharpness: 40"))
+    elif what == "documents":  # the same tokens, another boundary
+        head, first, second, *rest = (text / "documents.tsv").read_text().splitlines()
+        one, two = (list(map(int, row.split("\t")[:2])) for row in (first, second))
+        first = "\t".join([str(one[0]), str(one[1] - 1), *first.split("\t")[2:]])
+        second = "\t".join([str(two[0] - 1), str(two[1] + 1), *second.split("\t")[2:]])
+        (text / "documents.tsv").write_text("\n".join([head, first, second, *rest, ""]))
+        about = json.loads((text / "store.json").read_text())
+        about["sha256"]["documents.tsv"] = hashlib.sha256((text / "documents.tsv").read_bytes()).hexdigest()
+        (text / "store.json").write_text(json.dumps(about))
+    elif what == "code":
+        monkeypatch.setattr("logpast.experiments.analysis.code_sha256", lambda: "other")
+    elif what == "text":
+        tokens = np.fromfile(text / "tokens.bin", dtype="<u2")
+        tokens[-1] = tokens[-2]
+        tokens.tofile(text / "tokens.bin")
+        about = json.loads((text / "store.json").read_text())
+        about["sha256"]["tokens.bin"] = hashlib.sha256((text / "tokens.bin").read_bytes()).hexdigest()
+        (text / "store.json").write_text(json.dumps(about))
+    said.clear()
+    analyze(run, str(text), **how)
+    assert any("done already" in text for text in said) == (what == "nothing")

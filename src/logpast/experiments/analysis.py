@@ -26,7 +26,7 @@ from logpast import metrics
 from logpast.data import TokenStore, is_store, open_tokens
 from logpast.data.preparation import is_prepared
 from logpast.data.windows import Streams
-from logpast.environment import describe, revision
+from logpast.environment import code_sha256, describe, revision
 from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.experiments.analysis_page import draw
@@ -133,17 +133,19 @@ def analyze(
     about_model = _identity(found, model, store)
     plan = plan_of(model, rival, len(store), some, finest, seed, place)
     both = ((model, about_model), (rival, about_rival))
-    weights = {each: about["weights_sha256"] for each, about in both if isinstance(each, LanguageModel) and about}
+    models = {each: about for each, about in both if isinstance(each, LanguageModel) and about}
     code = {"logpast": __version__, "revision": revision()}  # now: the checkout may be another when all is done
-    decisive = code | {"text": store.identity, "streams": streams, "precision": precision, "seed": seed,
-                       "device": place.type}  # fmt: skip
-    done = Done(unfinished(out, "passes"), plan, decisive, weights)
+    decisive = {
+        "code": code_sha256(), "text": store.identity, "streams": streams, "precision": precision, "seed": seed,
+        "documents": hashlib.sha256(store.documents.tokens.tobytes()).hexdigest(), "device": place.type,
+    }  # fmt: skip
+    done = Done(unfinished(out, "passes"), plan, decisive, models)
     with meter("analyzing", int(sum(one.cost for kind in plan.values() for one in kind)), int(done.cost)) as progress:
         frequent = _counted(found, store, counts, cache, progress)
         try:
             nats = run(plan, done, store, streams, batch_size, place, precision, progress)
         except KeyboardInterrupt:
-            progress.say("stopped; the same command goes on")
+            progress.say(f"stopped; the same command goes on with what lies in {done.folder}")
             raise
     if isinstance(rival, Kept):
         nats["control"] = {"control": rival.nats}
@@ -161,8 +163,7 @@ def analyze(
         "control": about_rival,
     }
     result = jsonable(about) | jsonable(parts, DECIMALS)
-    _write(out, result, {name: each for kind in nats.values() for name, each in kind.items()}, precision)
-    shutil.rmtree(done.folder, ignore_errors=True)
+    _write(out, result, {name: each for kind in nats.values() for name, each in kind.items()}, precision, done)
     _report(result, out)
     return result
 
@@ -347,7 +348,7 @@ def _identity(found: Checkpoint, model: LanguageModel, store: TokenStore) -> dic
     )  # fmt: skip
 
 
-def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision: str) -> None:
+def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision: str, done: Done) -> None:
     kind = np.float64 if precision == "float64" else np.float32
     try:
         with whole_or_absent(out) as folder:
@@ -355,6 +356,7 @@ def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision:
             save_file({name: each.astype(kind) for name, each in nats.items()}, folder / NATS)
     except FileExistsError:
         raise UserError(f"{out} has come to exist meanwhile; give another folder with --out") from None
+    shutil.rmtree(done.folder, ignore_errors=True)
     write_whole(out / PAGE, draw(result))  # last: a page that cannot be drawn takes no figures away
 
 

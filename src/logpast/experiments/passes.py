@@ -81,15 +81,15 @@ class Done:
     """Passes that are done, the nats of each in a file of its own: an interrupted analysis goes on with them."""
 
     def __init__(
-        self, folder: Path, plan: dict[str, list[Pass]], about: dict[str, Any], weights: dict[LanguageModel, str]
+        self, folder: Path, plan: dict[str, list[Pass]], about: dict[str, Any], models: dict[LanguageModel, Any]
     ) -> None:
-        """Find those of a plan. About: what besides the weights and the pass itself decides the nats."""
-        self.folder, self.about, self.weights = folder, about, weights
+        """Find those of a plan. Models: which they are, weights and recipe; about: what else decides the nats."""
+        self.folder, self.about, self.models = folder, about, models
         self.nats: dict[str, Array] = {}
         self.cost = self.seconds = 0.0
         for one in (one for passes in plan.values() for one in passes):
             with suppress(OSError, KeyError, ValueError, SafetensorError), safe_open(self._file(one), "numpy") as file:
-                told = file.metadata()
+                told = file.metadata() or {}
                 if told["of"] == self._of(one):
                     self._add(one, file.get_tensor("nats"), float(told["seconds"]))
 
@@ -107,7 +107,7 @@ class Done:
         return self.folder / f"{one.name}.safetensors"
 
     def _of(self, one: Pass) -> str:
-        own = {"pass": one.name, "weights": self.weights[one.model], "tokens": one.tokens, "stride": one.stride}
+        own = {"pass": one.name, "model": self.models[one.model], "tokens": one.tokens, "stride": one.stride}
         return as_json(self.about | own)
 
 
