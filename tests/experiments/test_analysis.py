@@ -611,6 +611,10 @@ def test_passes_of_other_weights_or_another_way_are_not_gone_on_with(
         assert not [text for text in said if "done already" in text]
     analyze(runs["control"], str(store.path), **how | {"limit": 40})
     assert said[-1] == "1 of 17 passes are done already"  # that of the whole text
+    for control, are_done in (("plain", 17), ("memory", 17), ("memory", 18)):  # of 18: another control is scored anew
+        said.clear()
+        analyze(runs["control"], str(store.path), runs[control], **how | {"limit": 40})
+        assert said[-1] == f"{are_done} of 18 passes are done already"
 
 
 @pytest.mark.parametrize("what", ["nothing", "filters", "documents", "code", "text"])
