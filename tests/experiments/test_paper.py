@@ -163,6 +163,22 @@ def test_recipes_are_told_apart_and_parts_of_a_test_set_named(ledger: Path) -> N
     assert "10,000,000 tokens: not the official set" in one.about
 
 
+def test_each_of_a_kind_stands_beside_the_printed_figure(ledger: Path) -> None:
+    append(ledger / "other.jsonl", row(5, 100, 0, 35.0, model={"normalize": "area"}))
+    append(ledger / "other.jsonl", row(5, 100, 0, 36.0, train_data={"name": "books", "tokens": 49_000_000}))
+    append(ledger / "other.jsonl", row(5, 50, 0, 37.0))
+    table = paper.ours("A1", ledger)
+    assert table
+    lines = [dict(zip(table.heads, line, strict=True)) for line in table.rows if line[0] == "5"]
+    assert [(line["τ*max"], line["system"], line["printed"], line["ours"]) for line in lines] == [
+        ("2", "delta¹", "19.26/30.78", "40.50 ± 0.71/81.00 ± 1.41 (2 seeds)"),
+        ("2", "k = 100²", "19.74/31.31", "36.00/72.00"),
+        ("2", "k = 100, model.normalize = area¹", "19.74/31.31", "35.00/70.00"),
+        ("2", "k = 100, model.normalize = none¹", "19.74/31.31", "38.00/76.00"),
+        ("2", "k = 50¹", "", "37.00/74.00"),
+    ]
+
+
 def test_the_same_row_twice_counts_once(ledger: Path) -> None:
     append(ledger / "sweep.jsonl", row(5, 100, 0, 38.0))
     found = {one.name: one for one in paper.measured(printed.sweep("A1"), ledger)}

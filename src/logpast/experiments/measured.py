@@ -32,6 +32,11 @@ class Series(NamedTuple):
     states: dict[int, int]
     """L -> bytes that must be kept of a stream to go on with it, where the rows say so"""
 
+    @property
+    def kind(self) -> str:
+        """As the paper names it, whatever else is said of it."""
+        return self.name.partition(",")[0]
+
     def values(self, slots: int, measure: Measure) -> list[float]:
         """A seed each, where it is known."""
         if measure == "ppl_familiar":

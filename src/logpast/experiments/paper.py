@@ -126,13 +126,12 @@ def _draw_measured(axis: Any, series: list[Series], measure: Measure) -> str:
     for one in series:
         places = [slots for slots in sorted(one.points) if one.values(slots, measure)]
         means = [statistics.mean(one.values(slots, measure)) for slots in places]
-        kind = one.name.partition(",")[0]  # its colour is the printed one's, whatever else is said of it
-        again = drawn.count(kind)
-        style = ("s^vDP"[again % 5] + "--") if kind == "delta" else ("o^vDP"[again % 5] + "-")
+        again = drawn.count(one.kind)
+        style = ("s^vDP"[again % 5] + "--") if one.kind == "delta" else ("o^vDP"[again % 5] + "-")
         label = fill(one.name + (f" {_mark(one, series)}" if len(notes) > 1 else ""), 40)
-        look = {"color": COLOURS.get(kind), "alpha": 0.5 if again else 1.0, "markersize": 6 if again else 4}
+        look = {"color": COLOURS.get(one.kind), "alpha": 0.5 if again else 1.0, "markersize": 6 if again else 4}
         (line,) = axis.plot(places, means, style, label=label, **look)
-        drawn.append(kind)
+        drawn.append(one.kind)
         for slots in places:
             for value in one.values(slots, measure):
                 axis.plot(slots, value, "o", color=line.get_color(), markersize=2.5)
@@ -266,10 +265,10 @@ def _beside(table: printed.Sweep, series: list[Series], all_printed: bool = Fals
     for row in table.rows:
         cells = {"delta": row.delta} | {k_equals(k): cell for k, cell in row.filters.items()}
         measured_here = [one for one in series if row.slots in one.points]
-        for name in dict.fromkeys([*cells, *(one.name for one in measured_here)]):
-            runs: list[Series | None] = [one for one in measured_here if one.name == name]
+        for kind in dict.fromkeys([*cells, *(one.kind for one in measured_here)]):
+            runs: list[Series | None] = [one for one in measured_here if one.kind == kind]
             for one in runs or [None] * all_printed:
-                line = {"L": str(row.slots), "τ*max": f"{row.window:,}", "system": name, **_as_printed(cells, name)}
+                line = {"L": str(row.slots), "τ*max": f"{row.window:,}", "system": kind, **_as_printed(cells, kind)}
                 lines.append(line | (_as_measured(one, series, row.slots) if one else {}))
     heads = [head for head in HEADS if any(line.get(head) for line in lines)]
     notes = _our_notes(series, heads)
