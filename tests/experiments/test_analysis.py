@@ -22,6 +22,7 @@ from logpast.errors import UserError
 from logpast.experiments import analysis_page, passes, probes
 from logpast.experiments.analysis import analyze
 from logpast.experiments.evaluation import evaluate
+from logpast.files import alone
 from logpast.models import LogMemoryConfig, LogMemoryTransformer, ModelConfig, RecentConfig, TransformerXLConfig
 from logpast.scoring import score
 from logpast.training.checkpoint import find_checkpoint
@@ -168,9 +169,11 @@ def test_the_bar_ends_where_the_plan_says(runs: dict[str, Path], store: TokenSto
     plan = passes.plan_of(model, None, len(store), 40, 4, 0, torch.device("cpu"))
     told: list[int] = []
     bar: Any = SimpleNamespace(update=lambda done, note: told.append(done))
-    done = passes.Done(tmp_path / "done", plan, {}, {model: "x"})
+    done = passes.Done(tmp_path, plan, {}, {model: "x"})
     found = passes.run(plan, done, store, "corpus", 5, torch.device("cpu"), "float32", bar)
     assert {kind: list(each) for kind, each in found.items()} == {k: [one.name for one in v] for k, v in plan.items()}
+    assert passes.Done(tmp_path, plan, {}, {model: "x"}).nats.keys() == done.nats.keys()
+    assert not passes.Done(tmp_path, plan, {"device": "cuda"}, {model: "x"}).nats
     assert told == sorted(told)
     assert told[-1] == pytest.approx(sum(one.cost for kind in plan.values() for one in kind), abs=8 * 4)
 
@@ -440,6 +443,9 @@ def test_a_model_that_diverged_is_told(factor: float, runs: dict[str, Path], sto
     with pytest.raises(UserError, match=r"control: its loss is .*, for its training diverged"):
         analyze(runs["memory"], str(store.path), control=tmp_path / "wild", out=tmp_path / "out", limit=40)
     assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match=r"model: its loss is"):
+        analyze(tmp_path / "wild", str(store.path), out=tmp_path / "other", limit=40)
+    assert not list(tmp_path.glob("*other*"))
 
 
 def test_mistakes_are_told_in_a_line(
@@ -469,7 +475,8 @@ def test_nothing_is_overwritten(
     done: Path, runs: dict[str, Path], store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (done / "analysis.json").read_bytes()
-    assert "exists already" in error_of(capsys, runs["memory"], "--data", store.path, "--out", done)
+    told = error_of(capsys, runs["memory"], "--data", store.path, "--out", done)
+    assert f"{done} exists already; draw its page again with `logpast analyze {done}`" in told
     assert "finished analysis" in error_of(capsys, done, "--data", store.path)
     told = error_of(capsys, done, "--out", tmp_path / "other", "--limit", 5)
     assert told.endswith("give a model, or no --out and --limit\n")
@@ -500,6 +507,8 @@ def kept(runs: dict[str, Path], store: TokenStore, tmp_path_factory: pytest.Temp
         (lambda result, nats: {"control": nats}, "no tensor 'model' in nats.safetensors"),
         (lambda result, nats: result["model"].pop("run") and {"model": nats}, "no run in analysis.json"),
         (lambda result, nats: result["stride"]["model"].pop("cost") and {"model": nats}, "no stride.cost in"),
+        (lambda result, nats: result["model"].update(window=-8) or {"model": nats}, "its window is -8"),
+        (lambda result, nats: result["data"].update(documents=1) or {"model": nats}, "is of another text than"),
         (lambda result, nats: result["data"].update(tokenizer="x") or {"model": nats}, "with another tokenizer than"),
     ],
 )
@@ -577,6 +586,8 @@ def test_an_interrupted_analysis_goes_on(
     save_file({"nats": np.zeros(3)}, hidden / "slot 3 silent.safetensors")  # not one of ours
     shutil.copy(hidden / "slot 1 silent.safetensors", hidden / "slot 2 silent.safetensors")
 
+    with alone(hidden):  # a second one at the same time
+        assert "another command is at work in" in error_of(capsys, *ask)
     stop_after, whole = 999, json.loads((done / "analysis.json").read_text())
     with passes.safe_open(hidden / "model.safetensors", "numpy") as file:
         nats, told = file.get_tensor("nats"), file.metadata() | {"seconds": "1000"}

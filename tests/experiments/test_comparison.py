@@ -455,6 +455,18 @@ def test_of_both_budgets_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "\na " not in shown
 
 
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [((40_000_000, 39_992_916), "40M training"), ((40_100_000, 50_123_456), "40.1 to 50.1M training")],
+)
+def test_how_much_was_trained_on(tokens: tuple[int, int], told: str) -> None:
+    names = ("a", "b")
+    rows = [with_documents(name, 0, [1.0, 2.0, 3.0], [0, 0, 0]) for name in names]
+    for row, number in zip(rows, tokens, strict=True):
+        row["train_tokens"] = number
+    assert f"weights, {told} tokens" in comparison_table.table(rows).title
+
+
 def test_seeds_of_two_recipes_are_not_averaged(tmp_path: Path) -> None:
     rows = [with_documents("a", seed, [1.0, 2.0, 3.0], [0, 0, 0]) for seed in (0, 1)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

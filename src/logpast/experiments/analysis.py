@@ -32,7 +32,7 @@ from logpast.experiments import ledger
 from logpast.experiments.analysis_page import draw
 from logpast.experiments.evaluation import Precision, device_for, find_other, load
 from logpast.experiments.kept import FORMAT, JSON, NATS, PAGE, Kept, folder_of, is_analysis, kept_of, read_analysis
-from logpast.experiments.passes import Array, Done, Nats, Rival, halved, lags_of, plan_of, run
+from logpast.experiments.passes import Array, Done, Nats, Rival, halved, kept_passes, lags_of, plan_of, run
 from logpast.experiments.probes import (
     NEVER,
     PERMUTATIONS,
@@ -117,7 +117,8 @@ def analyze(
         raise UserError("give the text to score with --data, such as --data wikitext103:test")
     out = out or Path("runs") / f"{found.config.run.name}-analysis"
     if os.path.lexists(out):
-        raise UserError(f"{out} exists already; delete it, or give another folder with --out")
+        again = f"draw its page again with `logpast analyze {out}`, " if is_analysis(out) else ""
+        raise UserError(f"{out} exists already; {again}delete it, or give another folder with --out")
     make_way(out)
     place = device_for(device, precision)
     store = open_tokens(data, found.load_tokenizer(), cache)
@@ -139,8 +140,11 @@ def analyze(
         "code": code_sha256(), "text": store.identity, "streams": streams, "precision": precision, "seed": seed,
         "documents": hashlib.sha256(store.documents.tokens.tobytes()).hexdigest(), "device": place.type,
     }  # fmt: skip
-    done = Done(unfinished(out, "passes"), plan, decisive, models)
-    with meter("analyzing", int(sum(one.cost for kind in plan.values() for one in kind)), int(done.cost)) as progress:
+    total = int(sum(one.cost for kind in plan.values() for one in kind))
+    with (
+        kept_passes(unfinished(out, "passes"), plan, decisive, models) as done,
+        meter("analyzing", total, int(done.cost)) as progress,
+    ):
         frequent = _counted(found, store, counts, cache, progress)
         try:
             nats = run(plan, done, store, streams, batch_size, place, precision, progress)

@@ -71,7 +71,7 @@ def kept_of(path: Path, store: TokenStore, settings: dict[str, Any], some: int) 
             raise UserError(
                 f"{folder} is of a model with another tokenizer than {store.name} has; compare like with like"
             )
-        if result["data"]["sha256"] != store.identity["sha256"]:
+        if (result["data"]["sha256"], result["data"]["documents"]) != (store.sha256, len(store.documents)):
             raise UserError(f"{folder} is of another text than {store.name}; analyze the control on that, too")
         for name in ("streams", "precision"):
             if (theirs := result["settings"][name]) != settings[name]:
@@ -84,7 +84,9 @@ def kept_of(path: Path, store: TokenStore, settings: dict[str, Any], some: int) 
         if missing or "model" not in tensors:
             raise ValueError(f"no {', '.join(missing)} in {JSON}" if missing else f"no tensor 'model' in {NATS}")
         nats, kept = tensors["model"], Kept(about, tensors["model"].astype(np.float64), stride)
-        if nats.dtype.kind != "f" or nats.shape != (len(store),) or min(kept.window, kept.history) < 0:
+        if kept.window < 1 or kept.history < 0:
+            raise ValueError(f"its window is {kept.window}, its history {kept.history}")
+        if nats.dtype.kind != "f" or nats.shape != (len(store),):
             raise ValueError(f"it has {nats.dtype} {nats.shape}, not the nats of {len(store)} tokens")
         if not np.isfinite(kept.nats).all():
             raise ValueError("not all of its nats are numbers")

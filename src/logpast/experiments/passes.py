@@ -6,8 +6,10 @@ slot silent, with the past cut off or shuffled beyond some lag, and by windows t
 
 from __future__ import annotations
 
+import shutil
 import time
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +26,7 @@ from logpast.errors import UserError
 from logpast.experiments.evaluation import arithmetic
 from logpast.experiments.kept import Kept
 from logpast.experiments.probes import Change, changed_past, cut_beyond, doubling, random_keys, shuffled_beyond, silent
-from logpast.files import write_whole
+from logpast.files import alone, write_whole
 from logpast.models import LanguageModel, Transformer
 from logpast.plain import as_json
 from logpast.progress import Meter
@@ -94,7 +96,6 @@ class Done:
                     self._add(one, file.get_tensor("nats"), float(told["seconds"]))
 
     def keep(self, one: Pass, nats: Array, seconds: float) -> None:
-        self.folder.mkdir(exist_ok=True)
         write_whole(self._file(one), save({"nats": nats}, {"of": self._of(one), "seconds": f"{seconds:.3f}"}))
         self._add(one, nats, seconds)
 
@@ -107,8 +108,23 @@ class Done:
         return self.folder / f"{one.name}.safetensors"
 
     def _of(self, one: Pass) -> str:
-        own = {"pass": one.name, "model": self.models[one.model], "tokens": one.tokens, "stride": one.stride}
+        own = {"pass": one.name, "model": self.models[one.model], "tokens": one.tokens}  # the name says the rest
         return as_json(self.about | own)
+
+
+@contextmanager
+def kept_passes(
+    folder: Path, plan: dict[str, list[Pass]], about: dict[str, Any], models: dict[LanguageModel, Any]
+) -> Iterator[Done]:
+    """Those that are done, for one process at a time; where none is, nothing stays."""
+    folder.mkdir(exist_ok=True)
+    with alone(folder):
+        done = Done(folder, plan, about, models)
+        try:
+            yield done
+        finally:
+            if not done.nats:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def run(
