@@ -62,7 +62,7 @@ def test_other_sizes_are_compiled_and_kept_beside(train_config: TrainConfig, mad
         assert len(made) == before + more
 
 
-@pytest.mark.parametrize("system", ["recent", "recurrent_memory", "time_local"])
+@pytest.mark.parametrize("system", ["recent", "recurrent_memory", pytest.param("time_local", marks=pytest.mark.slow)])
 def test_many_sizes_are_not_too_many(train_config: TrainConfig, system: str, made: list[object]) -> None:
     """PyTorch would give up after some, and say so in a log only."""
     own: dict[str, Any] = {"slots": 5} if system == "recent" else {"segments": 2}
