@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -605,41 +606,50 @@ def test_an_interrupted_analysis_goes_on(
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_passes_of_other_weights_or_another_way_are_not_gone_on_with(
-    runs: dict[str, Path], store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Analyze, but be interrupted before anything is written: what it says of passes that are done already."""
     said: list[str] = []
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def do(*given: Any, **how: Any) -> str:
+        said.clear()
+        with pytest.raises(KeyboardInterrupt):
+            analyze(*given, **{"out": tmp_path / "out", "limit": 50, "finest": 1, "device": "cpu"} | how)
+        return "".join(text for text in said if "done already" in text)
+
     monkeypatch.setattr(passes.Meter, "say", lambda _, text: said.append(text))
-    monkeypatch.setattr("logpast.experiments.analysis._write", lambda *_: None)
-    how: dict[str, Any] = {"out": tmp_path / "out", "limit": 50, "finest": 1, "device": "cpu"}
-    analyze(runs["control"], str(store.path), **how)
+    monkeypatch.setattr("logpast.experiments.analysis._write", interrupt)
+    return do
+
+
+def test_passes_of_other_weights_or_another_way_are_not_gone_on_with(
+    runs: dict[str, Path], store: TokenStore, already: Callable[..., str]
+) -> None:
+    already(runs["control"], str(store.path))
     for run, other in (
         ("control", {"seed": 1}), ("control", {"precision": "float64"}), ("control", {"streams": "document"}),
         ("memory", {}), ("control", {}),
     ):  # fmt: skip
-        said.clear()
-        analyze(runs[run], str(store.path), **how | other)
-        assert not [text for text in said if "done already" in text]
-    analyze(runs["control"], str(store.path), **how | {"limit": 40})
-    assert said[-1] == "1 of 17 passes are done already"  # that of the whole text
+        assert not already(runs[run], str(store.path), **other)
+    told = already(runs["control"], str(store.path), limit=40)
+    assert told == "1 of 17 passes are done already"  # that of the whole text
     for control, are_done in (("plain", 17), ("memory", 17), ("memory", 18)):  # of 18: another control is scored anew
-        said.clear()
-        analyze(runs["control"], str(store.path), runs[control], **how | {"limit": 40})
-        assert said[-1] == f"{are_done} of 18 passes are done already"
+        told = already(runs["control"], str(store.path), runs[control], limit=40)
+        assert told == f"{are_done} of 18 passes are done already"
 
 
 @pytest.mark.parametrize("what", ["nothing", "filters", "documents", "code", "text"])
 def test_passes_of_another_model_text_or_code_are_not_gone_on_with(
-    what: str, runs: dict[str, Path], store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(passes.Meter, "say", lambda _, text: said.append(text))
-    monkeypatch.setattr("logpast.experiments.analysis._write", lambda *_: None)
+    what: str, runs: dict[str, Path], store: TokenStore, tmp_path: Path, already: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     run, text = tmp_path / "run", tmp_path / "text"
     shutil.copytree(runs["memory"], run)
     shutil.copytree(store.path, text)
-    how: dict[str, Any] = {"out": tmp_path / "out", "limit": 50, "finest": 1, "device": "cpu"}
-    analyze(run, str(text), **how)
+    already(run, str(text))
     if what == "filters":  # which are not among the weights
         config = find_checkpoint(run).path / "config.yaml"
         config.write_text(config.read_text().replace("sharpness: 20", "sharpness: 40"))
@@ -661,6 +671,4 @@ def test_passes_of_another_model_text_or_code_are_not_gone_on_with(
         about = json.loads((text / "store.json").read_text())
         about["sha256"]["tokens.bin"] = hashlib.sha256((text / "tokens.bin").read_bytes()).hexdigest()
         (text / "store.json").write_text(json.dumps(about))
-    said.clear()
-    analyze(run, str(text), **how)
-    assert any("done already" in text for text in said) == (what == "nothing")
+    assert bool(already(run, str(text))) == (what == "nothing")

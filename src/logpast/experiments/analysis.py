@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import shutil
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,7 +31,7 @@ from logpast.experiments import ledger
 from logpast.experiments.analysis_page import draw
 from logpast.experiments.evaluation import Precision, device_for, find_other, load
 from logpast.experiments.kept import FORMAT, JSON, NATS, PAGE, Kept, folder_of, is_analysis, kept_of, read_analysis
-from logpast.experiments.passes import Array, Done, Nats, Rival, halved, kept_passes, lags_of, plan_of, run
+from logpast.experiments.passes import Array, Nats, Rival, halved, kept_passes, lags_of, plan_of, run
 from logpast.experiments.probes import (
     NEVER,
     PERMUTATIONS,
@@ -141,33 +140,33 @@ def analyze(
         "documents": hashlib.sha256(store.documents.tokens.tobytes()).hexdigest(), "device": place.type,
     }  # fmt: skip
     total = int(sum(one.cost for kind in plan.values() for one in kind))
-    with (
-        kept_passes(unfinished(out, "passes"), plan, decisive, models) as done,
-        meter("analyzing", total, int(done.cost)) as progress,
-    ):
-        frequent = _counted(found, store, counts, cache, progress)
-        try:
-            nats = run(plan, done, store, streams, batch_size, place, precision, progress)
-        except KeyboardInterrupt:
-            progress.say(f"stopped; the same command goes on with what lies in {done.folder}")
-            raise
-    if isinstance(rival, Kept):
-        nats["control"] = {"control": rival.nats}
-    parts = _of_tokens(nats, store, streams, model, rival, frequent) | _of_the_past(nats, store, model, some)
-    parts["stride"] = _strides(nats, store, model, rival, some, finest)
-    about = {
-        "format": FORMAT,
-        "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        **code,
-        "hardware": describe(place),
-        "seconds": round(done.seconds, 1),
-        "data": store.identity | {"documents": len(store.documents)},
-        "settings": settings,
-        "model": about_model,
-        "control": about_rival,
-    }
-    result = jsonable(about) | jsonable(parts, DECIMALS)
-    _write(out, result, {name: each for kind in nats.values() for name, each in kind.items()}, precision, done)
+    with kept_passes(unfinished(out, "passes"), plan, decisive, models) as done:
+        with meter("analyzing", total, int(done.cost)) as progress:
+            frequent = _counted(found, store, counts, cache, progress)
+            try:
+                nats = run(plan, done, store, streams, batch_size, place, precision, progress)
+            except KeyboardInterrupt:
+                progress.say(f"stopped; the same command goes on with what lies in {done.folder}")
+                raise
+        if isinstance(rival, Kept):
+            nats["control"] = {"control": rival.nats}
+        parts = _of_tokens(nats, store, streams, model, rival, frequent) | _of_the_past(nats, store, model, some)
+        parts["stride"] = _strides(nats, store, model, rival, some, finest)
+        about = {
+            "format": FORMAT,
+            "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            **code,
+            "hardware": describe(place),
+            "seconds": round(done.seconds, 1),
+            "data": store.identity | {"documents": len(store.documents)},
+            "settings": settings,
+            "model": about_model,
+            "control": about_rival,
+        }
+        result = jsonable(about) | jsonable(parts, DECIMALS)
+        _write(out, result, {name: each for kind in nats.values() for name, each in kind.items()}, precision)
+        done.clear()
+    write_whole(out / PAGE, draw(result))  # last: a page that cannot be drawn takes no figures away
     _report(result, out)
     return result
 
@@ -352,7 +351,7 @@ def _identity(found: Checkpoint, model: LanguageModel, store: TokenStore) -> dic
     )  # fmt: skip
 
 
-def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision: str, done: Done) -> None:
+def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision: str) -> None:
     kind = np.float64 if precision == "float64" else np.float32
     try:
         with whole_or_absent(out) as folder:
@@ -360,8 +359,6 @@ def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision:
             save_file({name: each.astype(kind) for name, each in nats.items()}, folder / NATS)
     except FileExistsError:
         raise UserError(f"{out} has come to exist meanwhile; give another folder with --out") from None
-    shutil.rmtree(done.folder, ignore_errors=True)
-    write_whole(out / PAGE, draw(result))  # last: a page that cannot be drawn takes no figures away
 
 
 def _draw_again(finished: Path, asked: list[str]) -> dict[str, Any]:

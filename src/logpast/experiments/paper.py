@@ -243,10 +243,10 @@ def _give_sweep(name: str, out: Path | None, results: Path) -> Table:
         [str(row.slots), _pair(row.delta), f"{row.window:,}", *map(_pair, row.filters.values())] for row in table.rows
     ]
     print(aligned(Table(heads, rows, table.title)))
+    found = _beside(table, series)
     if series:
         title = "Ours, at a smaller scale, every token counted, beside the printed:"
-        print("\n" + aligned(_beside(table, series)._replace(title=title)))
-    found = _beside(table, series, all_printed=True)
+        print("\n" + aligned(_of_ours(found)._replace(title=title)))
     if out is not None:
         write(found, out)
     return found
@@ -256,18 +256,24 @@ def ours(name: str, results: Path) -> Table | None:
     """What we measured beside Table A1 or A2: a row an L and system; None where there is nothing."""
     table = printed.sweep(name)
     series = measured(table, results)
-    return _beside(table, series) if series else None
+    return _of_ours(_beside(table, series)) if series else None
 
 
-def _beside(table: printed.Sweep, series: list[Series], all_printed: bool = False) -> Table:
-    """A row an L and system that we measured, or that is printed: the paper's figures, and ours."""
+def _of_ours(table: Table) -> Table:
+    """Its rows that have a figure of ours."""
+    place = table.heads.index("ours")
+    return table._replace(rows=[row for row in table.rows if row[place]])
+
+
+def _beside(table: printed.Sweep, series: list[Series]) -> Table:
+    """A row an L and system that is printed, or that we measured: the paper's figures, and ours."""
     lines = []
     for row in table.rows:
         cells = {"delta": row.delta} | {k_equals(k): cell for k, cell in row.filters.items()}
         measured_here = [one for one in series if row.slots in one.points]
         for kind in dict.fromkeys([*cells, *(one.kind for one in measured_here)]):
             runs: list[Series | None] = [one for one in measured_here if one.kind == kind]
-            for one in runs or [None] * all_printed:
+            for one in runs or [None]:
                 line = {"L": str(row.slots), "τ*max": f"{row.window:,}", "system": kind, **_as_printed(cells, kind)}
                 lines.append(line | (_as_measured(one, series, row.slots) if one else {}))
     heads = [head for head in HEADS if any(line.get(head) for line in lines)]

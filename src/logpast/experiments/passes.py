@@ -99,6 +99,9 @@ class Done:
         write_whole(self._file(one), save({"nats": nats}, {"of": self._of(one), "seconds": f"{seconds:.3f}"}))
         self._add(one, nats, seconds)
 
+    def clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def _add(self, one: Pass, nats: Array, seconds: float) -> None:
         self.nats[one.name] = nats
         self.cost += one.cost
@@ -124,7 +127,7 @@ def kept_passes(
             yield done
         finally:
             if not done.nats:
-                shutil.rmtree(folder, ignore_errors=True)
+                done.clear()
 
 
 def run(

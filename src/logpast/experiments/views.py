@@ -323,8 +323,8 @@ def _on_the_way(results: Path, file: str) -> str:
             *("" if gain is None else f"{gain:+.4f}" for gain in gains),
         ])  # fmt: skip
     digits = 0 if millions > 1 else 1
-    spans = [f"{part * millions:.{digits}f}–{(part + 1) * millions:.{digits}f}M tokens" for part in range(parts)]
-    heads = ["trained on", "times", "weights", "k", "L", "seed", *spans, "validation", "test", "test, familiar"]
+    quarters = [f"{part * millions:.{digits}f}–{(part + 1) * millions:.{digits}f}M tokens" for part in range(parts)]
+    heads = ["trained on", "times", "weights", "k", "L", "seed", *quarters, "validation", "test", "test, familiar"]
     filled = [place for place in range(len(heads)) if any(row[place] for row in rows)]
     return markdown(Table([heads[place] for place in filled], [[row[place] for place in filled] for row in rows]))
 
