@@ -398,5 +398,4 @@ VIEWS: dict[str, View] = {
     "sweep-rereading": lambda results: _on_the_way(results, "sweep-rereading"),
     "rereading-where": lambda results: _where_gained(results, "much-width192"),
     "rereading-past": lambda results: _how_far_back(results, "much-width192"),
-    "sweep-small-cells": lambda results: str(len(_rows(results, "sweep-small"))),
 }
