@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -70,10 +70,7 @@ class FilterBank:
             object.__setattr__(self, name, float(value))
         if self.sharpness > MOST_SHARP:
             raise ValueError(f"sharpness must be at most {MOST_SHARP:g}, got {self.sharpness!r}")
-        for name, allowed in (
-            ("kernel", ("paper", "isith", "binned")),
-            ("normalize", ("none", "area", "peak")),
-        ):
+        for name, allowed in (("kernel", get_args(Kernel)), ("normalize", get_args(Normalize))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         log_horizon = math.log(self.first_peak * self.reach) + (self.slots - 1) * math.log1p(self.spacing)
@@ -126,9 +123,9 @@ class FilterBank:
     def _log_weights(self) -> Array:
         """ln of the weights before normalisation."""
         if self.kernel == "binned":
-            return _log_gamma_mass(float(self.sharpness), self.peaks, self.horizon)
+            return _log_gamma_mass(self.sharpness, self.peaks, self.horizon)
         lags = np.arange(1, self.horizon + 1, dtype=np.float64)
-        return _log_impulse_response(lags, self.peaks, float(self.sharpness), self.kernel)
+        return _log_impulse_response(lags, self.peaks, self.sharpness, self.kernel)
 
 
 def impulse_response(times: ArrayLike, peaks: ArrayLike, sharpness: float, kernel: Kernel = "paper") -> Array:
