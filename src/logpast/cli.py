@@ -205,9 +205,9 @@ def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
     """`train`'s options: those of a run, and those of the one system that recipe or command line names."""
     import yaml
 
-    from logpast.models import SYSTEMS
+    from logpast.models import SYSTEMS, known_system
     from logpast.training.config import TrainConfig
-    from logpast.training.recipes import add_settings, fit_to_system, known_system, read_recipe
+    from logpast.training.recipes import add_settings, fit_to_system, read_recipe
 
     system, recipes, rest = None, [], []
     words = iter(argv)

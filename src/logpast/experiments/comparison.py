@@ -34,11 +34,11 @@ from logpast.experiments.ledger import sound
 from logpast.experiments.tables import aligned
 from logpast.experiments.tables import page as markdown_page
 from logpast.files import alone, make_way, remove, write_whole
-from logpast.models import SYSTEMS, LanguageModel, ModelConfig, RecurrentConfig, build
+from logpast.models import SYSTEMS, LanguageModel, ModelConfig, RecurrentConfig, build, known_system
 from logpast.training.checkpoint import keep_weights_alone
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
-from logpast.training.recipes import checked, known_system, read_yaml
+from logpast.training.recipes import checked, read_yaml
 from logpast.typed import settle, typed
 
 Budget = Literal["tokens", "time"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from logpast.errors import UserError
+from logpast.errors import UserError, nearest
 from logpast.models.compressive import CompressiveConfig, CompressiveTransformer
 from logpast.models.language_model import LanguageModel, ModelConfig, Recurrent, RecurrentConfig, State
 from logpast.models.log_memory import LogMemoryConfig, LogMemoryTransformer
@@ -56,9 +56,16 @@ __all__ = [
     "build",
     "config_from_dict",
     "config_to_dict",
+    "known_system",
     "load_gpt2",
     "system_of",
 ]
+
+
+def known_system(name: str) -> str:
+    if name not in SYSTEMS:
+        raise UserError(f"unknown model {name!r}; {nearest(name, list(SYSTEMS))}")
+    return name
 
 
 def system_of(config: ModelConfig) -> str:
@@ -81,7 +88,5 @@ def config_to_dict(config: ModelConfig) -> dict[str, Any]:
 
 
 def config_from_dict(values: dict[str, Any]) -> ModelConfig:
-    system = values.get("system", "log_memory")
-    if system not in SYSTEMS:
-        raise UserError(f"unknown model {system!r}; known: {', '.join(SYSTEMS)}")
+    system = known_system(values.get("system", "log_memory"))
     return SYSTEMS[system].Config(**{name: value for name, value in values.items() if name != "system"})

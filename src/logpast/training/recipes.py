@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from logpast.errors import UserError, nearest, one_line
-from logpast.models import SYSTEMS
+from logpast.models import SYSTEMS, known_system
 from logpast.plain import flat
 from logpast.training.config import TrainConfig
 
@@ -57,12 +57,6 @@ def as_recipe(values: Any, place: object) -> dict[str, Any]:
     if not isinstance(model, dict) or not isinstance(model.get("system", ""), str):
         raise UserError(f"{place}: model should hold settings, such as system: log_memory and slots: 53")
     return values
-
-
-def known_system(name: str) -> str:
-    if name not in SYSTEMS:
-        raise UserError(f"unknown model {name!r}; {nearest(name, list(SYSTEMS))}")
-    return name
 
 
 def add_settings(parser: ArgumentParser, system: str) -> None:
