@@ -500,9 +500,7 @@ def test_systems_that_gave_something_no_chance(tmp_path: Path) -> None:
     comparison_table.draw(rows, tmp_path / "p.png")
 
 
-def test_what_lies_close_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *arguments, **words: drawn.append(figure))
+def test_what_lies_close_is_told_apart(tmp_path: Path, drawn: list[Figure]) -> None:
     common = {"seed": 0, "scores": {"ppl_token": 20.0}, "train_tokens": 9, "parameters": 9}
     texts = {"train_data": TRAIN, "test_data": TEST}
     rows = [

@@ -25,13 +25,6 @@ def log(path: Path, above: float = 0.0, steps: int = 40) -> Path:
     return path
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    found: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *given, **how: found.append(figure))
-    return found
-
-
 def lines(axis: Axes) -> list[tuple[list[float], list[float]]]:
     return [tuple(np.asarray(part, float).tolist() for part in line.get_data()) for line in axis.lines]  # type: ignore[misc]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from logpast.errors import UserError
 from logpast.experiments import paper, printed
@@ -61,11 +62,7 @@ def test_figures_are_drawn(tmp_path: Path, ledger: Path, capsys: pytest.CaptureF
     assert "printed values alone" in capsys.readouterr().out
 
 
-def test_figure_a1_goes_on_where_figure_1_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import matplotlib.figure
-
-    drawn: list[Any] = []
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+def test_figure_a1_goes_on_where_figure_1_ends(tmp_path: Path, drawn: list[Figure]) -> None:
     paper.fig1(tmp_path / "1.png")
     paper.fig_a1(tmp_path / "a1.png")
     assert ["".join(axis.get_title("left") for axis in figure.axes) for figure in drawn] == ["ABC", "DEFGHI"]
@@ -74,12 +71,8 @@ def test_figure_a1_goes_on_where_figure_1_ends(tmp_path: Path, monkeypatch: pyte
 
 
 def test_results_figure_draws_what_is_printed_and_what_was_measured(
-    tmp_path: Path, ledger: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ledger: Path, drawn: list[Figure]
 ) -> None:
-    import matplotlib.figure
-
-    drawn: list[Any] = []
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     paper.results_figure(tmp_path / "f.png", results=ledger)
     wiki, books, ours, none = drawn[0].axes
     lines = {line.get_label(): list(line.get_ydata()) for line in wiki.lines}
@@ -93,17 +86,13 @@ def test_results_figure_draws_what_is_printed_and_what_was_measured(
     assert [text.get_text() for text in none.texts] == ["not measured yet"]
 
 
-def test_two_kinds_of_runs_in_the_figure(tmp_path: Path, ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import matplotlib.figure
-
+def test_two_kinds_of_runs_in_the_figure(tmp_path: Path, ledger: Path, drawn: list[Figure]) -> None:
     epochs = {"steps": None, "epochs": 2.0}
     for slots in (5, 53):
         append(
             ledger / "other.jsonl",
             row(slots, 100, 0, 30.0, length=epochs, train_data={"name": "books", "tokens": 49_000_000}),
         )
-    drawn: list[Any] = []
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     paper.results_figure(tmp_path / "f.png", results=ledger)
     wiki, _, ours, none = drawn[0].axes
     lines = {line.get_label(): line for line in ours.lines if not line.get_label().startswith("_")}
@@ -117,12 +106,8 @@ def test_two_kinds_of_runs_in_the_figure(tmp_path: Path, ledger: Path, monkeypat
     assert list(none.get_yticks()) == []
 
 
-def test_titles_of_the_figure_stay_within_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_titles_of_the_figure_stay_within_it(tmp_path: Path, drawn: list[Figure]) -> None:
     """With the longest that our rows make: a part of PG-19's test set."""
-    import matplotlib.figure
-
-    drawn: list[Any] = []
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     paper.results_figure(tmp_path / "f.png", results=Path(__file__).parents[2] / "results")
     drawn[0].draw_without_rendering()
     for axis in drawn[0].axes:
@@ -341,11 +326,7 @@ def test_tables_are_not_written_among_rows(ledger: Path) -> None:
         paper.table_a1(ledger / "t.json", ledger)
 
 
-def test_familiar_documents_in_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import matplotlib.figure
-
-    drawn: list[Any] = []
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+def test_familiar_documents_in_the_figure(tmp_path: Path, drawn: list[Figure]) -> None:
     append(tmp_path / "s.jsonl", with_documents(row(53, None, 0, 40.0), [300.0, 400.0, 800.0]))
     append(tmp_path / "s.jsonl", row(5, None, 0, 41.0))  # which does not tell
     paper.results_figure(tmp_path / "f.png", "ppl_familiar", tmp_path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from logpast import files
 from logpast.cli import main
@@ -188,13 +189,12 @@ def test_standard_output_holds_nothing_but_the_rows(tmp_path: Path, capsys: pyte
     assert "p.png" in told.err
 
 
-def test_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import matplotlib.figure
-
+def test_a_plot_of_a_benchmark(tmp_path: Path) -> None:
     results(["file=train_gpu"], HERE, plot=tmp_path / "p.png", x="sees", y="ms")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-    drawn: list[matplotlib.figure.Figure] = []
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+
+
+def test_a_plot_has_the_means(tmp_path: Path, drawn: list[Figure]) -> None:
     rows = results(["file=demo-text"], HERE, plot=tmp_path / "q.png", y="bits_per_byte", by="system")
     (axis,) = drawn[0].axes
     means = {line.get_label(): line.get_xydata().tolist() for line in axis.lines if line.get_linestyle() == "-"}
@@ -203,12 +203,8 @@ def test_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(means) == {"log_memory", "recent"}
 
 
-def test_lines_are_of_models_that_are_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_of_models_that_are_alike(tmp_path: Path, drawn: list[Figure]) -> None:
     """The plain window and full attention are both without slots; no line has both."""
-    import matplotlib.figure
-
-    drawn: list[matplotlib.figure.Figure] = []
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     results(["file=rivals-wiki", "system=recent"], HERE, plot=tmp_path / "q.png")
     labels = [line.get_label() for line in drawn[0].axes[0].lines if line.get_linestyle() == "-"]
     assert labels == ["window = 1024", "window = 256"]
