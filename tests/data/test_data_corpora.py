@@ -113,7 +113,6 @@ def test_utf_16_is_told(tmp_path: Path) -> None:
         ("wikitext103", r"wikitext103 is a corpus, and no text of it: write wikitext103:train \(there is "),
         ("nothing/like/it.txt", r"no file, folder or corpus .*Known corpora are wikitext103:train, "),
         ("wikitext103:tset", "write wikitext103:test .there is train, validation, test"),
-        ("wikitext103", "write wikitext103:train"),
         ("wiki22k:test", "write wiki22k:train"),
         ("wiki22k:tran[:5]", "wiki22k:tran is no part of wiki22k: write wiki22k:train"),
         ("wiki22k:train[-5:]", "write wiki22k:train"),

@@ -9,13 +9,13 @@ from logpast.data import TokenStore
 from logpast.data.windows import Batches, Lanes, Windows
 from logpast.errors import UserError
 
-EOT = 99
+EOT = 60_000 - 1
 
 
 def store_of(*lengths: int) -> TokenStore:
     """Documents of consecutive numbers, so that a token tells where it stands."""
     ids = np.arange(1, sum(lengths) + 1)
-    return TokenStore.in_memory(np.split(ids, np.cumsum(lengths)[:-1]), size=60_000, eot=60_000 - 1)
+    return TokenStore.in_memory(np.split(ids, np.cumsum(lengths)[:-1]), size=60_000, eot=EOT)
 
 
 def expected(store: TokenStore, streams: str, window: int, history: int, shift: int) -> list[tuple[list[int], ...]]:
@@ -165,19 +165,16 @@ def test_lanes_read_on(shape: tuple[list[int], int, int], streams: str, size: in
                     seen += [token for token in targets if token >= 0]
                     if max(tokens) < 0:
                         continue
-                    real = [token for token in tokens if 0 <= token < EOT_OF_STORE]
+                    real = [token for token in tokens if 0 <= token < EOT]
                     if not fresh and real:
                         assert begun
                         assert before in (None, real[0] - 1)  # goes on where the last window ended
-                    if EOT_OF_STORE in tokens:
+                    if EOT in tokens:
                         assert fresh
                         before, begun = None, True
                     if real:
                         before, begun = real[-1], True
         assert sorted(seen) == list(range(1, len(store) + 1))
-
-
-EOT_OF_STORE = 60_000 - 1
 
 
 def test_lanes_of_one_rank_are_rows_of_the_whole() -> None:

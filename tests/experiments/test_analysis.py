@@ -412,8 +412,6 @@ def test_is_prepared(books: Path, store: TokenStore, tmp_path: Path) -> None:
 
 
 def test_identity_is_enough_to_know_the_weights_again(result: dict[str, Any], runs: dict[str, Path]) -> None:
-    import hashlib
-
     for name, run in (("model", "memory"), ("control", "control")):
         file = find_checkpoint(runs[run]).path / "model.safetensors"
         assert result[name]["weights_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()

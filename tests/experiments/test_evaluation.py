@@ -18,7 +18,7 @@ from logpast.errors import UserError
 from logpast.experiments import evaluation, ledger
 from logpast.experiments.evaluation import evaluate
 from logpast.models import LogMemoryConfig, RecentConfig
-from logpast.training.config import DataConfig, TrainConfig
+from logpast.training.config import DataConfig, TrainConfig, recipe
 from logpast.training.loop import train
 
 
@@ -220,8 +220,6 @@ def test_ledger_row_has_all_that_is_needed(run: Path, books: Path, tmp_path: Pat
 
 
 def test_recipe_hash_ignores_where_and_how_often_and_nothing_else(train_config: TrainConfig) -> None:
-    from logpast.training.config import recipe
-
     def named(config: TrainConfig) -> str:
         return ledger.hash_of(recipe(config))
 

@@ -26,8 +26,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from logpast import files
-from logpast.data import TokenStore, open_tokens
+from logpast.data import TokenStore, open_tokens, prepare
+from logpast.data.windows import Batches
 from logpast.errors import Diverged, UserError
+from logpast.experiments.evaluation import evaluate
 from logpast.models import (
     SYSTEMS,
     CompressiveConfig,
@@ -480,8 +482,6 @@ def test_resuming_on_other_data_is_refused(
     config = replace(train_config, steps=2, data=replace(train_config.data, **{part: str(copy)}))
     train(config)
     shutil.rmtree(copy)
-    from logpast.data import prepare
-
     (tmp_path / "other.txt").write_text("something else entirely, and long enough for a window of eight tokens " * 9)
     prepare([str(tmp_path / "other.txt")], copy, tokenizer=str(store.path))
     used = {"train": "trained", "validation": "validated"}[part]
@@ -553,8 +553,6 @@ def test_double_precision_is_kept(train_config: TrainConfig) -> None:
     found = find_checkpoint(config.run, "latest")
     assert found.load_model().table.weight.dtype == torch.float64
     assert torch.equal(found.load_model().table.weight, found.weights()["table.weight"])
-    from logpast.experiments.evaluation import evaluate
-
     double, single = (evaluate(config.run, config.data.train, precision=p)["nats"] for p in ("float64", "float32"))  # type: ignore[arg-type]
     assert double == pytest.approx(single, rel=1e-6)
     assert double != single
@@ -565,9 +563,6 @@ def test_double_precision_is_kept(train_config: TrainConfig) -> None:
 
 def test_first_steps_are_adamw_by_hand(train_config: TrainConfig, store: TokenStore) -> None:
     """Three steps of the run against PyTorch's own AdamW, clipping and all, on the same batches."""
-    from logpast.data.windows import Batches
-    from logpast.models import build
-
     how = OptimizerConfig(learning_rate=0.01, final_learning_rate=0.01, warmup_steps=0, beta2=0.5, clip=0.05)
     config = replace(train_config, steps=3, optimizer=how)
     train(config)
@@ -592,8 +587,6 @@ def test_first_steps_are_adamw_by_hand(train_config: TrainConfig, store: TokenSt
 
 
 def test_validation_is_on_the_validation_text(train_config: TrainConfig, tmp_path: Path, store: TokenStore) -> None:
-    from logpast.experiments.evaluation import evaluate
-
     text = tmp_path / "other.txt"
     text.write_text("Something else altogether, which the training text has not got. " * 20)
     config = replace(train_config, data=replace(train_config.data, validation=str(text)), steps=10)
@@ -604,8 +597,6 @@ def test_validation_is_on_the_validation_text(train_config: TrainConfig, tmp_pat
 
 def test_streams_reach_training_and_validation(train_config: TrainConfig) -> None:
     """One stream per document: other windows, other losses, an exact resume; eval takes the same streams unasked."""
-    from logpast.experiments.evaluation import evaluate
-
     config = replace(train_config, data=replace(train_config.data, streams="document"), keep=10)
     state = train(config)
     whole = replace(train_config, run=train_config.run.with_name("corpus"))
@@ -621,8 +612,6 @@ def test_streams_reach_training_and_validation(train_config: TrainConfig) -> Non
 
 
 def test_swapped_tokenizer_is_noticed(train_config: TrainConfig, books: Path, tmp_path: Path) -> None:
-    from logpast.data import prepare
-
     train(replace(train_config, steps=4))
     found = find_checkpoint(train_config.run)
     prepare([str(books / "1.txt")], tmp_path / "other", tokenizer="bpe-299")
@@ -742,8 +731,6 @@ def test_schedule() -> None:
 
 
 def test_decay_is_on_matrices_only() -> None:
-    from logpast.models import build
-
     model = build(RecentConfig(slots=3, window=4, layers=1, heads=1, width=8, vocabulary=64))
     decayed, spared = build_optimizer(model, OptimizerConfig(), torch.device("cpu")).param_groups
     assert decayed["weight_decay"] == 0.1
