@@ -152,23 +152,14 @@ class TransformerXLRecurrentMemory(TransformerXL):
         return super().start(batch) | {"memory_tokens": self.first_memory.expand(batch, -1, -1)}
 
     def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
-        cache, filled, memory = state["memory"], state["filled"], state["memory_tokens"]
-        x = torch.cat([memory, embed(self.table.weight, tokens), memory], dim=1)
-        x = in_autocast(x)
-        n, length, remembered = memory.shape[1], tokens.shape[1], cache.shape[2]
-        own = segment_seen(n, length, filled.device).expand(len(filled), 1, -1, -1)
-        visible = torch.cat([cache_seen(n, length, remembered, filled), own], dim=-1)
-        kept = []
-        for number, block in enumerate(self.blocks):
-            past = cache[:, number].to(x.dtype)
-            kept.append(torch.cat([past, x[:, n : n + length]], dim=1)[:, length:].detach())
-            x = block(x, past, self.biases, visible)
+        memory, filled = state["memory_tokens"], state["filled"]
+        x = in_autocast(torch.cat([memory, embed(self.table.weight, tokens), memory], dim=1))
+        n, length = memory.shape[1], tokens.shape[1]
+        seen = segment_seen(n, length, filled.device).expand(len(filled), 1, -1, -1)
+        visible = torch.cat([cache_seen(n, length, state["memory"].shape[2], filled), seen], dim=-1)
+        x, after = self.through(x, state, visible, own=slice(n, n + length))
         hidden = self.norm(x[:, n:])
-        after = {
-            "memory": torch.stack(kept, dim=1).to(cache.dtype),
-            "filled": (filled + length).clamp(max=remembered),
-            "memory_tokens": hidden[:, length:].to(memory.dtype),
-        }
+        after["memory_tokens"] = hidden[:, length:].to(memory.dtype)
         return hidden[:, :length], after, x.new_zeros(len(x), dtype=torch.float32)
 
 

@@ -144,20 +144,20 @@ class TransformerXL(Recurrent):
         return {"memory": memory, "filled": torch.zeros(batch, dtype=torch.int64, device=like.device)}
 
     def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
-        memory, filled = state["memory"], state["filled"]
         x = in_autocast(embed(self.table.weight, tokens))
-        length, remembered = x.shape[1], memory.shape[2]
-        visible = seen_by_each(length, remembered, filled)
-        kept = []
-        for number, block in enumerate(self.blocks):
-            past = memory[:, number].to(x.dtype)
-            kept.append(torch.cat([past, x], dim=1)[:, length:].detach())
-            x = block(x, past, self.biases, visible)
-        after = {
-            "memory": torch.stack(kept, dim=1).to(memory.dtype),
-            "filled": (filled + length).clamp(max=remembered),
-        }
+        visible = seen_by_each(x.shape[1], state["memory"].shape[2], state["filled"])
+        x, after = self.through(x, state, visible)
         return self.norm(x), after, x.new_zeros(len(x), dtype=torch.float32)
+
+    def through(self, x: Tensor, state: State, visible: Tensor, own: slice = slice(None)) -> tuple[Tensor, State]:
+        """What the blocks make of x (B, T, d) behind the cache, and the cache with the places `own` of it taken up."""
+        memory, filled, kept = state["memory"], state["filled"], []
+        for number, block in enumerate(self.blocks):
+            past, new = memory[:, number].to(x.dtype), x[:, own]
+            kept.append(torch.cat([past, new], dim=1)[:, new.shape[1] :].detach())
+            x = block(x, past, self.biases, visible)
+        filled = (filled + new.shape[1]).clamp(max=memory.shape[2])
+        return x, {"memory": torch.stack(kept, dim=1).to(memory.dtype), "filled": filled}
 
 
 def seen_by_each(length: int, remembered: int, filled: Tensor) -> Tensor:
