@@ -160,18 +160,7 @@ def test_a_bool_alone_is_true(words: str, jitter: bool, monkeypatch: pytest.Monk
 
 def test_from_text_to_text(books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Five verbs in a row, as a person would type them."""
-    sizes = [
-        "--model.layers",
-        1,
-        "--model.heads",
-        2,
-        "--model.width",
-        16,
-        "--model.window",
-        8,
-        "--model.slots",
-        9,
-    ]
+    sizes = ["--model.layers", 1, "--model.heads", 2, "--model.width", 16, "--model.window", 8, "--model.slots", 9]
     assert run("data", "prepare", books, "--out", tmp_path / "store", "--tokenizer", "bpe-300") == 0
     quick = ["--steps", 5, "--batch_size", 4, "--accelerator", "cpu", "--data.train", tmp_path / "store"]
     assert run("train", "--run", tmp_path / "run", *quick, *sizes) == 0
@@ -186,28 +175,8 @@ def test_from_text_to_text(books: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_train_straight_from_text(books: Path, tmp_path: Path) -> None:
     """No preparation: text in, a BPE of its own, a model out; a second run finds the tokens in the cache."""
-    words = [
-        "--data.train",
-        books,
-        "--data.validation",
-        books / "0.txt",
-        "--data.tokenizer",
-        "bpe-300",
-        "--steps",
-        2,
-    ]
-    words += [
-        "--batch_size",
-        4,
-        "--accelerator",
-        "cpu",
-        "--model.layers",
-        1,
-        "--model.heads",
-        1,
-        "--model.width",
-        8,
-    ]
+    words = ["--data.train", books, "--data.validation", books / "0.txt", "--data.tokenizer", "bpe-300", "--steps", 2]
+    words += ["--batch_size", 4, "--accelerator", "cpu", "--model.layers", 1, "--model.heads", 1, "--model.width", 8]
     words += ["--model.window", 8, "--model.slots", 5]
     for name in ("first", "second"):
         assert run("train", "--run", tmp_path / name, *words) == 0

@@ -22,22 +22,7 @@ from logpast.data.tokenizers import END_OF_TEXT, Tokenizer, load_tokenizer, trai
 from logpast.errors import UserError
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog didn't mind: it's 1999.\n" * 3
-SNIPPETS = [
-    " ",
-    "\n",
-    "\r\n",
-    "\t",
-    "\xa0",
-    "\u2028",
-    "\x1c",
-    "\x85",
-    "\u3000",
-    "'s",
-    "'t",
-    "'",
-    "ab",
-    "Straße",
-]
+SNIPPETS = [" ", "\n", "\r\n", "\t", "\xa0", "\u2028", "\x1c", "\x85", "\u3000", "'s", "'t", "'", "ab", "Straße"]
 SNIPPETS += ["é", "\u0301", "🦊", "👩‍🚀", "日本", "42", "½", "=", "...", END_OF_TEXT, "\x00", "\ufeff", "\uffff"]
 nasty = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=3)), max_size=40).map("".join)
 

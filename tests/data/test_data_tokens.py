@@ -40,37 +40,8 @@ DATA = Path(os.environ.get("LOGPAST_DATA", "nowhere"))
 real_data = pytest.mark.skipif("LOGPAST_DATA" not in os.environ, reason="LOGPAST_DATA is not set")
 
 GPT2 = load_tokenizer("gpt2")
-SNIPPETS = [
-    " ",
-    "  ",
-    "\n",
-    "\n\n\n",
-    "\r",
-    "\r\n",
-    "\t",
-    "\xa0",
-    "\u2028",
-    "\x1c",
-    "\x85",
-    "\u3000",
-    "'s",
-    "'t",
-    "'",
-]
-SNIPPETS += [
-    "the",
-    "Straße",
-    "e\u0301",
-    "\u0301",
-    "🦊",
-    "👩‍🚀",
-    "日本。",
-    "42",
-    "=",
-    " = ",
-    "<|endoftext|>",
-    "\x00",
-]
+SNIPPETS = [" ", "  ", "\n", "\n\n\n", "\r", "\r\n", "\t", "\xa0", "\u2028", "\x1c", "\x85", "\u3000", "'s", "'t", "'"]
+SNIPPETS += ["the", "Straße", "e\u0301", "\u0301", "🦊", "👩‍🚀", "日本。", "42", "=", " = ", "<|endoftext|>", "\x00"]
 # Learnt from every pair of them, it has tokens that reach across any place where one might cut by mistake.
 BPE = train_bpe([a + b + a + b for a, b in product(SNIPPETS, SNIPPETS)], 2000)
 both = pytest.mark.parametrize("tokenizer", [GPT2, BPE], ids=["gpt2", "bpe"])
