@@ -24,17 +24,15 @@ they hold the tokens just before the window, as they are. Both pay the same pric
 """
 
 
-def write_report(out: Path, results: dict[str, Any]) -> Path:
+def write_report(out: Path, results: dict[str, Any]) -> None:
     """Write report.html into the demo's folder."""
     sections = []
     if "text" in results:
         sections += _text_section(out, results["text"])
     if "topics" in results:
         sections += _topics_section(out, results["topics"])
-    page = out / "report.html"
     body = BODY.format(sections="\n".join(sections), seed=results["seed"], **COLOURS)
-    write_whole(page, wrapped("logpast demo", body))
-    return page
+    write_whole(out / "report.html", wrapped("logpast demo", body))
 
 
 def _text_section(out: Path, text: dict[str, Any]) -> list[str]:

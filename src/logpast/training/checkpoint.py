@@ -152,7 +152,7 @@ def save_checkpoint(
     tokenizer: Tokenizer,
     state: dict[str, Any],
     carried: State | None = None,
-) -> Path:
+) -> None:
     """Write a checkpoint for state["step"], then drop those that are neither among the latest nor the best."""
     run = config.run
     place = checkpoint_path(run, state["step"])
@@ -176,7 +176,6 @@ def save_checkpoint(
     for old in sorted_checkpoints(run)[: -config.keep]:
         if old != checkpoint_path(run, best or -1):
             remove(old)
-    return place
 
 
 def keep_weights_alone(run: Path) -> None:
