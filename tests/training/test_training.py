@@ -62,6 +62,9 @@ def assert_bit_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> Non
         assert torch.equal(first[name], second[name]), name
 
 
+RISING = OptimizerConfig(learning_rate=3e-3, final_learning_rate=10.0, warmup_steps=5, clip=0)  # the model gets worse
+
+
 def test_it_learns_and_leaves_readable_files(train_config: TrainConfig) -> None:
     config = replace(train_config, tensorboard=True)
     state = train(config)
@@ -87,8 +90,7 @@ def test_it_learns_and_leaves_readable_files(train_config: TrainConfig) -> None:
 
 def test_best_checkpoint_is_kept_and_old_ones_go(train_config: TrainConfig) -> None:
     """A model that gets worse: the best stays although it is old."""
-    rising = OptimizerConfig(learning_rate=3e-3, final_learning_rate=10.0, warmup_steps=5, clip=0)
-    config = replace(train_config, optimizer=rising, validate_every=5)
+    config = replace(train_config, optimizer=RISING, validate_every=5)
     state = train(config)
     assert state["best"]["step"] < 30
     steps = [int(c.name[5:]) for c in sorted_checkpoints(config.run)]
@@ -529,8 +531,7 @@ def test_resuming_never_touches_another_run(train_config: TrainConfig, tmp_path:
 
 def test_the_best_comes_along(train_config: TrainConfig) -> None:
     """A model that gets worse, resumed elsewhere after its best: the best is still found there, and remembered."""
-    rising = OptimizerConfig(learning_rate=3e-3, final_learning_rate=10.0, warmup_steps=5, clip=0)
-    config = replace(train_config, optimizer=rising, validate_every=4, keep=20)
+    config = replace(train_config, optimizer=RISING, validate_every=4, keep=20)
     best = train(config)["best"]
     after = next(c for c in sorted_checkpoints(config.run) if int(c.name[5:]) > best["step"])
     elsewhere = replace(config, run=config.run.with_name("elsewhere"), resume=str(after), keep=1)
@@ -539,8 +540,7 @@ def test_the_best_comes_along(train_config: TrainConfig) -> None:
 
 
 def test_a_lost_best_is_told(train_config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    rising = OptimizerConfig(learning_rate=3e-3, final_learning_rate=10.0, warmup_steps=5, clip=0)
-    config = replace(train_config, optimizer=rising, validate_every=4)
+    config = replace(train_config, optimizer=RISING, validate_every=4)
     best = train(config)["best"]["step"]
     shutil.rmtree(config.run / "checkpoints" / f"step-{best:08d}")
     assert find_checkpoint(config.run).step == 30
