@@ -118,6 +118,7 @@ def test_different_lengths_in_a_batch(path: str) -> None:
     lengths = torch.tensor([0, 1, 12, 30])
     together = memory.from_ids(ids, table, lengths)
     embedded = memory(naive.embed(table, ids), lengths)
+    assert torch.equal(memory.from_ids(ids, table, lengths.tolist()), together)  # type: ignore[arg-type]
     for row, length in enumerate(lengths.tolist()):
         alone = memory.from_ids(ids[row : row + 1, 30 - length :], table)
         torch.testing.assert_close(together[row], alone[0], rtol=1e-12, atol=1e-12)
@@ -170,6 +171,14 @@ def test_copies_and_says_what_it_is() -> None:
     memory = copy.deepcopy(LogMemory(4, FilterBank(slots=5)))
     assert "slots=5" in repr(memory)
     assert memory(torch.randn(1, 2, 4)).shape == (1, 5, 4)
+
+
+def test_shapes_are_told() -> None:
+    memory = LogMemory(8, FilterBank(slots=9))
+    with pytest.raises(ValueError, match=r"should be \(batch, tokens\), got a tensor of shape \(5,\)"):
+        memory.from_ids(torch.arange(5), torch.randn(9, 8))
+    with pytest.raises(ValueError, match=r"should be \(batch, tokens, width\), got a tensor of shape \(5, 8\)"):
+        memory(torch.randn(5, 8))
 
 
 def test_unknown_path_is_refused() -> None:

@@ -74,7 +74,7 @@ class LogMemory(nn.Module):
         Of more than `bank.horizon` embeddings the last are used. `lengths` (B,) says how many of each row's last
         embeddings are real: rows are padded before them, not after, and that counts as missing, as zero vectors.
         """
-        embeddings = self._within_horizon(embeddings)
+        embeddings = self._within_horizon(embeddings, "batch", "tokens", "width")
         if lengths is not None:
             embeddings = embeddings.masked_fill(~self._real(embeddings, lengths).unsqueeze(-1), 0)
         with naive.full_precision(embeddings.device):
@@ -90,7 +90,7 @@ class LogMemory(nn.Module):
         `lengths` as in `forward`: rows are padded before their tokens, not after them.
         """
         table = table.weight if isinstance(table, nn.Embedding) else table
-        ids = self._within_horizon(ids)
+        ids = self._within_horizon(ids, "batch", "tokens")
         if ids.dtype not in (torch.int32, torch.int64):
             ids = ids.long()
         if lengths is not None:
@@ -121,13 +121,15 @@ class LogMemory(nn.Module):
             return "bag"
         return "naive" if table.dtype == torch.float64 else "fused"
 
-    def _within_horizon(self, history: Tensor) -> Tensor:
+    def _within_horizon(self, history: Tensor, *axes: str) -> Tensor:
+        if history.ndim != len(axes):
+            raise ValueError(f"the history should be ({', '.join(axes)}), got a tensor of shape {tuple(history.shape)}")
         return history[:, max(0, history.shape[1] - self.bank.horizon) :]
 
     @staticmethod
     def _real(history: Tensor, lengths: Tensor) -> Tensor:
         from_the_end = torch.arange(history.shape[1], 0, -1, device=history.device)
-        return from_the_end <= lengths.unsqueeze(1)
+        return from_the_end <= torch.as_tensor(lengths, device=history.device).unsqueeze(1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         result = super()._apply(fn, recurse)

@@ -25,7 +25,7 @@ def entries(filters: Tensor, tolerance: float) -> Tensor:
 
 
 def compress_ids(filters: Tensor, ids: Tensor, table: Tensor, kept: Tensor) -> Tensor:
-    """As `naive.compress_ids`, from the weights `kept` by `entries` alone."""
+    """As `naive.compress_ids`, for at least one id, from the weights `kept` by `entries` alone."""
     return torch.ops.logpast.bag(filters.to(accumulation_dtype(table.dtype)), ids.long(), table, kept)
 
 
@@ -49,14 +49,14 @@ def _backward(filters: Tensor, ids: Tensor, grad: Tensor, kept: Tensor, vocabula
 
 
 def _pieces(ids: Tensor, slots: Tensor) -> list[tuple[Tensor, Tensor]]:
-    size = max(1, ROWS_BUDGET // max(1, ids.shape[1] * slots.shape[2])) if ids.device.type == "cpu" else len(ids)
-    return list(zip(ids.split(size), slots.split(size), strict=True)) if ids.numel() or len(ids) else []
+    size = max(1, ROWS_BUDGET // (ids.shape[1] * slots.shape[2])) if ids.device.type == "cpu" else len(ids)
+    return list(zip(ids.split(size), slots.split(size), strict=True))
 
 
 def _bag(filters: Tensor, ids: Tensor, vocabulary: int, kept: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct tokens (R, U) of each history, padded with token 0 at no weight, and their bags (R, L, U)."""
     histories, length = ids.shape
-    if ids.numel() and int(ids.max()) >= vocabulary:
+    if int(ids.max()) >= vocabulary:
         raise IndexError(f"token id {int(ids.max())} is not in a table of {vocabulary} rows")
     missing = filters.shape[1] - length
     if missing:
@@ -66,7 +66,7 @@ def _bag(filters: Tensor, ids: Tensor, vocabulary: int, kept: Tensor) -> tuple[T
     keys, rank = torch.unique(ids.clamp(min=0) + (owner * vocabulary).unsqueeze(1), return_inverse=True)
     first = torch.searchsorted(keys, owner * vocabulary)
     rank = rank - first.unsqueeze(1)  # (R, T): which of its history's distinct tokens each token is
-    widest = int(rank.max()) + 1 if rank.numel() else 0
+    widest = int(rank.max()) + 1
 
     distinct = ids.new_zeros(histories, widest)
     key_owner = keys // vocabulary
