@@ -552,7 +552,7 @@ def test_mistakes_are_told(page: Path, tmp_path: Path) -> None:
         compare(changed(page, tokens=700), out)
     with pytest.raises(UserError, match="unknown key 'tokns'"):
         compare(changed(page, tokns=700), out)
-    with pytest.raises(UserError, match="cannot read the recipe"):
+    with pytest.raises(UserError, match="cannot read"):
         compare(tmp_path / "none.yaml")
     big = {"memory": {"system": "log_memory", "slots": 9}, "xl": {"system": "transformer_xl", "mlp": 400}}
     page.write_text(

@@ -103,6 +103,17 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (tmp_path / "new" / "plot.png").stat().st_size > 10_000
 
 
+def test_names_that_are_none_of_ours(tmp_path: Path, drawn: list[Figure], monkeypatch: pytest.MonkeyPatch) -> None:
+    log(tmp_path / r"a$\x$.jsonl")
+    (here := tmp_path / "_here").mkdir()
+    log(here / "log.jsonl")
+    monkeypatch.chdir(here)
+    curves([".", str(tmp_path / r"a$\x$.jsonl")], tmp_path / "c.png")
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == [" _here", r"a\$\x\$"]
+    drawn[0].draw_without_rendering()
+    assert "less that of  _here" in drawn[0].axes[1].get_title()
+
+
 def test_mistakes_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere does not exist; give a run's folder"):
         curves([str(tmp_path / "nowhere")])

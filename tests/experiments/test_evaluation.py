@@ -85,14 +85,18 @@ def test_streams_per_document(run: Path, books: Path) -> None:
     assert corpus != pytest.approx(document, rel=1e-6)
 
 
-def test_paper_accounting_selects_from_the_same_nats(run: Path, store: TokenStore, tmp_path: Path) -> None:
+def test_paper_accounting_selects_from_the_same_nats(
+    run: Path, store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """17 slots: τ = 16, m = 8. Batches of ⌈16384/24⌉·3 = 2,049 windows: too long for a small text."""
     with pytest.raises(UserError, match="scores nothing"):
         evaluate(run, str(store.path), accounting="paper")
     long = tmp_path / "long.txt"
     long.write_text(("And God said, Let there be light: and there was light.\n") * 1500)
     evaluate(run, str(long), save_nats=tmp_path / "nats.npy", batch_size=256)
+    honest = capsys.readouterr().out
     result = evaluate(run, str(long), accounting="paper", batch_size=256)
+    assert capsys.readouterr().out.endswith(honest)  # below
     nats = np.load(tmp_path / "nats.npy")
     assert result["tokens"] == 8 * 2049
     assert result["unscored"] == len(nats) - 8 * 2049

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from logpast.errors import UserError
-from logpast.experiments.pages import fill, pages
+from logpast.experiments.pages import fill, pages, view
 from logpast.experiments.views import VIEWS
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +81,16 @@ def test_a_sweep_of_pairs_is_told_in_quarters(tmp_path: Path) -> None:
     ]
     assert VIEWS["sweep-small-gains"](tmp_path) == "−0.500 at L = 5, +1.000 at L = 53"
     ledger = tmp_path / "sweep-small.jsonl"
+    whole = ledger.read_text()
+    ledger.write_text(whole + json.dumps(rows[0]) + "\n")
+    assert VIEWS["sweep-small-gains"](tmp_path) == "−0.500 at L = 5, +1.000 at L = 53"
+    ledger.write_text(whole + json.dumps(rows[0] | {"scores": {"ppl_token": 1.0}}) + "\n")
+    with pytest.raises(UserError, match="two rows of 53-100-1 with other scores; remove one"):
+        VIEWS["sweep-small-gains"](tmp_path)
+    ledger.write_text(whole)
+    (log := tmp_path / "logs" / "sweep-small" / "5-100-0.jsonl").rename(log.with_name("lost"))
+    with pytest.raises(UserError, match=r"needs .*5-100-0\.jsonl, which is not there; bring it back"):
+        view("sweep-small-on-the-way", tmp_path, "page, line 1")
     ledger.write_text(ledger.read_text().replace("wiki22k", "pg19"))
     assert VIEWS["sweep-small-gains-pg19"](tmp_path) == "−0.250 at L = 5"  # of familiar documents, where others are
 

@@ -4,6 +4,7 @@ import copy
 import csv
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -321,9 +322,48 @@ def test_damaged_documents_are_told(tmp_path: Path, documents: object) -> None:
         paper.table_a1(results=tmp_path)
 
 
-def test_tables_are_not_written_among_rows(ledger: Path) -> None:
+def test_documents_of_another_text_are_told(tmp_path: Path) -> None:
+    other = with_documents(row(53, None, 1, 40.0), [300.0, 400.0])
+    other["scores"]["by_document"] |= {"tokens": [100, 100], "unseen": [0, 0]}
+    for made in (with_documents(row(53, None, 0, 40.0), [300.0, 400.0, 800.0]), other):
+        append(tmp_path / "s.jsonl", made)
+    with pytest.raises(UserError, match=r"s\.jsonl, run 'r' .* has other documents than rows of the same text"):
+        paper.table_a1(results=tmp_path)
+
+
+def test_a_state_that_is_no_number_is_told(tmp_path: Path) -> None:
+    append(tmp_path / "s.jsonl", row(53, None, 0, 40.0, state_bytes="x"))
+    with pytest.raises(UserError, match=r"s\.jsonl, run 'r' is not a row of a scored run"):
+        paper.table_a1(results=tmp_path)
+
+
+def test_more_kinds_of_runs_than_single_digits(tmp_path: Path) -> None:
+    for steps in range(1, 13):
+        append(tmp_path / "s.jsonl", row(53, None, 0, 40.0, length={"steps": 1000 * steps}))
+    table = paper.table_a1(results=tmp_path)
+    marks = [line[2].removeprefix("delta") for line in table.rows if line[table.heads.index("ours")]]
+    assert len(marks) == len(set(marks)) == 12
+    assert {"⁹", "¹⁰", "¹²"} < set(marks)
+    assert all(any(note.startswith(f"{mark} trained on") for note in table.notes) for mark in marks)
+
+
+def test_tables_are_not_written_among_rows(ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="would be read as rows"):
         paper.table_a1(ledger / "t.json", ledger)
+    (tmp_path / "results").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for make in (paper.table1, paper.accounting, partial(paper.table_a1, results=ledger)):
+        with pytest.raises(UserError, match="would be read as rows of results"):
+            make(Path("results/t.json"))
+
+
+def test_a_panel_of_rows_that_do_not_tell_says_so(ledger: Path, tmp_path: Path, drawn: list[Figure]) -> None:
+    paper.results_figure(tmp_path / "f.png", "ppl_familiar", ledger)
+    ours, none = drawn[0].axes[2:]
+    assert [text.get_text() for axis in (ours, none) for text in axis.texts] == [
+        "no row tells of familiar documents", "not measured yet",
+    ]  # fmt: skip
+    assert not ours.lines
 
 
 def test_familiar_documents_in_the_figure(tmp_path: Path, drawn: list[Figure]) -> None:

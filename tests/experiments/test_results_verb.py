@@ -111,6 +111,10 @@ RUN: dict[str, Any] = {
         ("a.jsonl", "\udcff", "is not a ledger"),
         ("a.json", "\udcff", "is not a table"),
         *(("a.json", text, "is not a table") for text in ('{"rows":5}', '{"rows":[1]}', '{"hardware":"H200"}')),
+        *(("a.jsonl", f'{{"a": {word}}}', f"line 2 is not a row: {word} is no") for word in ("NaN", "-Infinity")),
+        ("a.json", '{"rows":[{"a": NaN}]}', "is not a table of results: NaN is no number"),
+        ("a.jsonl", '{"a": 1' + "0" * 400 + "}", "line 2 .* too large"),
+        ("a.jsonl", '{"a":' * 3000 + "1" + "}" * 3000, "line 2 is not a row.* recursion"),
         ("a.json", '{"hardware":{}}', "is not a table of results: it has no 'name'"),
         ("a.json", '{"rows":[{"ppl_word": "x"}]}', "ppl_word is 'x'"),
     ],
@@ -207,7 +211,28 @@ def test_lines_are_of_models_that_are_alike(tmp_path: Path, drawn: list[Figure])
     """The plain window and full attention are both without slots; no line has both."""
     results(["file=rivals-wiki", "system=recent"], HERE, plot=tmp_path / "q.png")
     labels = [line.get_label() for line in drawn[0].axes[0].lines if line.get_linestyle() == "-"]
-    assert labels == ["window = 1024", "window = 256"]
+    assert labels == ["window = 1,024", "window = 256"]
+
+
+def test_lines_are_told_apart_by_whatever_differs(tmp_path: Path, drawn: list[Figure]) -> None:
+    """Wide and narrow models, counts that are the same in six digits, and a file whose name is a formula."""
+    results(["file=sweep-rereading", "corpus=kjv", "system=recent"], HERE, plot=tmp_path / "q.png")
+    (tmp_path / "_$x$.json").write_text(json.dumps({"rows": [{"n": n, "v": n % 7} for n in (39_995_076, 39_995_120)]}))
+    results(folder=tmp_path, plot=tmp_path / "q.png", x="v", y="v", by="n")
+    results(folder=tmp_path, plot=tmp_path / "q.png", x="v", y="v", by="n,file")
+    results(folder=tmp_path, plot=tmp_path / "q.png", x="v", y="v")
+    found = [
+        [str(line.get_label()) for line in figure.axes[0].lines if line.get_linestyle() == "-"] for figure in drawn
+    ]
+    numbers = ["n = 39,995,076", "n = 39,995,120"]
+    assert found == [["model.width = 192", "model.width = 96"], numbers, numbers, [r" _\$x\$"]]
+    assert drawn[3].axes[0].get_title() == r" _\$x\$"
+
+
+def test_no_two_lines_look_alike(tmp_path: Path, drawn: list[Figure]) -> None:
+    results(folder=HERE, plot=tmp_path / "q.png")
+    looks = [(line.get_color(), line.get_linestyle()) for line in drawn[0].axes[0].lines if line.get_marker() == "None"]
+    assert len(looks) == len(set(looks)) == 39
 
 
 def test_reading_does_not_wait_for_torch() -> None:

@@ -153,16 +153,16 @@ def test_variants_choose_recipe_and_text(page: Changed, tmp_path: Path) -> None:
         ({"set": {"steps": {"many": 3}}}, "unknown key 'steps.many'"),
         ({"set": {"model.slots": 5, "model": {"slots": 9}}}, "model.slots is given twice; take one of the two out"),
         ({"grids": [{"a": {"b": {"model.slots": 5, "model": {"slots": 9}}}}]}, "model.slots is given twice"),
-        ({"recipe": "none.yaml"}, "cannot read the recipe .*none.yaml"),
+        ({"recipe": "none.yaml"}, "cannot read .*none.yaml"),
         ({"recipe": {"model": 5}}, "model should hold settings"),
         ({"set": {"model.system": "rnn"}}, "unknown model 'rnn'"),
         ({"test": 5}, "test cannot be 5"),
         ({"gpus": "all"}, "gpus cannot be 'all'"),
-        ({"cpus": -1}, "cpus must be above 0, got -1"),
-        ({"cpus": float("nan")}, "cpus must be above 0, got nan"),
-        ({"gpus": -0.5}, "gpus must be from 0 to 1"),
-        ({"gpus": 1.5}, "gpus must be from 0 to 1, or a whole number, got 1.5"),
-        ({"gpus": float("inf")}, "gpus must be from 0 to 1"),
+        ({"cpus": 0.00001}, "cpus must be at least 0.0001, got 1e-05"),
+        ({"cpus": float("nan")}, "cpus must be at least 0.0001, got nan"),
+        ({"gpus": -0.5}, "gpus must be 0, from 0.0001 to 1"),
+        ({"gpus": 1.5}, "gpus must be 0, from 0.0001 to 1, or a whole number, got 1.5"),
+        ({"gpus": 0.00001}, "gpus must be 0, from 0.0001 to 1"),
         ({"grids": [{}]}, "a grid should map fields"),
         ({"grids": [{"model": [5]}]}, "model should hold settings"),
         ({"grids": [{"model.system": [5]}]}, "model should hold settings"),
@@ -381,8 +381,11 @@ def test_a_process_for_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 class Pretended:
     """Cells that take so many seconds of a clock of their own; `endless` ones end when they are told to stop."""
 
-    def __init__(self, width: int = 1, seconds: float = 60, endless: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, width: int = 1, seconds: float = 60, endless: tuple[str, ...] = (), places: int | None = None
+    ) -> None:
         self.width, self.seconds, self.endless = width, seconds, endless
+        self.places = places or width
         self.now, self.begun, self.stopped, self.closed = 1000.0, list[str](), False, False
         self.pending: list[Future[dict[str, Any]]] = []
 
@@ -487,7 +490,7 @@ WHOLE = {
     "part",
     [
         {"sweep": 3}, {"sweep": {"cell": "x"}}, {"scores": None}, {"scores": {"ppl_token": 2.0}}, {"seconds": "1"},
-        {"test_data": None}, {"train_data": {}},
+        {"test_data": None}, {"train_data": {}}, {"validation_data": "x"},
     ],
 )  # fmt: skip
 def test_damaged_rows_are_told_before_work(
@@ -565,9 +568,49 @@ def test_time_box(page: Changed, pretend: Callable[..., Pretended], capsys: pyte
     assert len(sweep(place, out)) == 6
 
 
-def test_ctrl_c_lets_cells_save(
-    page: Changed, pretend: Callable[..., Pretended], monkeypatch: pytest.MonkeyPatch
+def test_a_cell_that_waits_is_in_no_place(
+    page: Changed, pretend: Callable[..., Pretended], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """One at a time is worked on, another waits with the runner: time is reckoned by the one."""
+    place = page()
+    pretend(width=2, places=1)
+    sweep(place, place.parent / "out")
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[2] for line in told[:2]] == ["begins", "waits for a place"]
+    assert "1 of 6 cells, about 5:00 left" in told[2]
+    pretend()
+    assert len(sweep(place, place.parent / "other", minutes=1.5)) == 1
+    runner = pretend(width=2, places=1)
+    sweep(place, place.parent / "other", minutes=0.5)
+    assert len(runner.begun) == 1  # one is begun in any case, the next would not end in time
+
+
+def test_what_is_saved_of_a_cell(
+    page: Changed, pretend: Callable[..., Pretended], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes on from a checkpoint, however far its log goes; a damaged log says nothing."""
+    place = page()
+    out = place.parent / "out"
+    cell, *_, last = cells_of(read_page(place), place, out)
+    steps = cell.config.steps
+    record = {"step": steps, "epoch": 1.0, "loss": 2.0, "tokens_per_second": 3.0}
+    for each, damage in ((cell, {}), (last, {"step": "x"})):
+        (each.config.run / "checkpoints" / f"step-{steps // 2:08d}").mkdir(parents=True)
+        (each.config.run / "log.jsonl").write_text(json.dumps(record | damage) + "\n")
+    sweep(place, out, dry_run=True)
+    listed = capsys.readouterr().out.splitlines()
+    assert listed[0].split()[1:] == ["50%", "trained"]
+    assert [line.split()[1:] for line in listed[1:6]] == [["to", "do"]] * 5
+    (cell.config.run / "checkpoints" / f"step-{steps // 2:08d}").rmdir()
+    sweep(place, out, dry_run=True)
+    assert capsys.readouterr().out.splitlines()[0].split()[1:] == ["to", "do"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_ctrl_c_lets_cells_save(
+    error: type[BaseException], page: Changed, pretend: Callable[..., Pretended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does a mistake of our own."""
     place = page()
     out = place.parent / "out"
     runner, real, calls = pretend(width=2, endless=("slots5-k20-seed0",)), sweeps.wait, []
@@ -575,11 +618,11 @@ def test_ctrl_c_lets_cells_save(
     def interrupted(*arguments: Any, **words: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 1:
-            raise KeyboardInterrupt
+            raise error
         return real(*arguments, **words)
 
     monkeypatch.setattr(sweeps, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         sweep(place, out)
     assert runner.stopped
     assert runner.closed

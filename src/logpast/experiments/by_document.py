@@ -29,8 +29,8 @@ class Documents(NamedTuple):
         return bool(1 < self.familiar.sum() < len(self.tokens))
 
 
-def check(scores: Mapping[str, Any]) -> None:
-    """For an error, such as `sound` tells, where what a row has of documents is damaged."""
+def check(scores: Mapping[str, Any], of: Documents | None = None) -> None:
+    """For an error, such as `sound` tells, where what a row has of documents is damaged, or is of other ones."""
     if "by_document" in scores:
         columns = {name: np.array(column, dtype=np.float64) for name, column in scores["by_document"].items()}
         whole = all(np.isfinite(column).all() for name, column in columns.items() if name != "nats")
@@ -40,6 +40,8 @@ def check(scores: Mapping[str, Any]) -> None:
             or "tokens" not in columns
         ):
             raise ValueError("its scores.by_document should have lists of numbers, one of each for each document")
+        if of is not None and len(of.tokens) and not np.array_equal(columns["tokens"], of.tokens):
+            raise ValueError("its scores.by_document has other documents than rows of the same text")
 
 
 def tells(scores: Mapping[str, Any]) -> int:

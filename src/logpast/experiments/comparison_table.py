@@ -123,13 +123,16 @@ def show(
     if out and out.resolve() == rows.resolve():
         raise UserError(f"{out} is what is read; give another --out")
     check_picture(plot)
+    if not rows.exists():
+        raise UserError(f"there is no {rows}; give a comparison's folder, or its rows.jsonl under any name")
     with sound(f"{rows} holds no comparison", "give the rows.jsonl that `logpast compare` wrote"):
         found = [row for row in ledger.read(rows) if budget in (None, row["comparison"]["budget"])]
         if not found:
             fix = "take away --budget" if budget else "wait for the first system to be trained and scored"
             raise UserError(f"{rows} has no {'such ' if budget else ''}rows; {fix}")
+        of = documents(dict(enumerate(row["scores"] for row in found)))
         for row in found:
-            check(row["scores"])
+            check(row["scores"], of)
         for what, there in {
             "budgets": {row["comparison"]["budget"] for row in found},
             "training texts": {row["train_data"]["sha256"] for row in found},

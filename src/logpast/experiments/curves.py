@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from logpast.errors import UserError
 from logpast.experiments.ledger import sound
-from logpast.experiments.pictures import check_picture, unframed, write_picture
+from logpast.experiments.pictures import as_written, check_picture, look, unframed, write_picture
 from logpast.experiments.tables import Table, aligned
 from logpast.metrics import perplexity
 from logpast.training.log import read_log
@@ -100,6 +100,7 @@ def read_curve(path: Path, name: str = "") -> Curve:
 
 def _names(paths: list[Path]) -> list[str]:
     """The shortest ends of the paths that tell them apart."""
+    paths = [path.absolute() if path.name in ("", "..") else path for path in paths]  # which have no name of their own
     parts = [path.with_suffix("").parts if path.suffix == ".jsonl" else path.parts for path in paths]
     parts = [some[:-1] if some[-1:] == ("log",) and len(some) > 1 else some for some in parts]
     for length in range(1, max(map(len, parts)) + 1):
@@ -121,11 +122,11 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
     for number, group in enumerate(groups):
         for place, curve in enumerate(group):
             several = len(groups) > 1
-            how = {"color": f"C{number if several else place}", "linestyle": ":" if several and not place else "-"}
+            how = look(number if several else place) | ({"linestyle": ":"} if several and not place else {})
             if curve.name not in drawn:  # a control may be in several pairs
                 drawn.add(curve.name)
                 faint = 0.5 if curve.validation else 1
-                _line(losses, curve, curve.training, x, **how, alpha=faint, label=curve.name)
+                _line(losses, curve, curve.training, x, **how, alpha=faint, label=as_written(curve.name))
                 _dots(losses, curve, curve.validation, x, **how)
             for axis in others if place else ():
                 _line(axis, curve, above(curve.training, group[0].training), x, **how, alpha=0.5)
@@ -139,7 +140,7 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
         if not axis.lines:
             axis.text(0.5, 0.5, "no logged step in common", transform=axis.transAxes, ha="center")
         axis.axhline(0, color="0.3", linewidth=0.8)
-        other = found[0].name if len(groups) == 1 else "the first of its pair (dotted)"
+        other = as_written(found[0].name) if len(groups) == 1 else "the first of its pair (dotted)"
         axis.set(title=f"loss less that of {other}\nat the same step: below 0 it is ahead")
     for axis in (losses, *others):
         axis.set(xlabel="million tokens" if x == "tokens" else x, ylabel="nats per token")

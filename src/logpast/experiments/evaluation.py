@@ -181,11 +181,9 @@ def _report(result: dict[str, Any], json: str | None) -> None:
         return
     if json is not None:
         write_whole(Path(json), text + "\n")
-    interval = result.get("interval", {})
-    print(f"{result['data']}: {result['tokens']:,} tokens scored, {result['unscored']:,} left out")
-    for name in ("ppl_token", "ppl_word", "ppl_word_eos", "bits_per_byte"):
-        between = " [{}, {}] (95 %, over documents)".format(*map(_figure, interval[name])) if name in interval else ""
-        print(f"  {name:14} {_figure(result[name]):>10}{between}")
+    for part in (result, result.get("all")):
+        if part:
+            _print_figures(part, result["data"])
     if "against" in result:
         other = result["against"]
         print(
@@ -193,6 +191,14 @@ def _report(result: dict[str, Any], json: str | None) -> None:
             + (" [{:+.4f}, {:+.4f}]".format(*other["interval"]) if "interval" in other else "")
             + f", better on {other['documents_better']} of {other['documents']} documents"
         )
+
+
+def _print_figures(found: dict[str, Any], data: str) -> None:
+    interval = found.get("interval", {})
+    print(f"{data}: {found['tokens']:,} tokens scored, {found['unscored']:,} left out")
+    for name in ("ppl_token", "ppl_word", "ppl_word_eos", "bits_per_byte"):
+        between = " [{}, {}] (95 %, over documents)".format(*map(_figure, interval[name])) if name in interval else ""
+        print(f"  {name:14} {_figure(found[name]):>10}{between}")
 
 
 def _figure(value: float) -> str:

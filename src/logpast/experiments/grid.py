@@ -19,6 +19,7 @@ from logpast.plain import flat
 from logpast.training.config import TrainConfig, recipe
 from logpast.training.recipes import as_recipe, config_of, read_recipe, read_yaml
 
+FINEST = 0.0001  # part of a core or a GPU that Ray can deal out
 OURS = ("run", "resume", "devices")  # not for a page to set: a cell has its own folder, resumes, and has one device
 LONGEST = 200  # bytes of a cell's name: file systems take 255, and names of logs and unfinished folders are longer
 
@@ -88,11 +89,11 @@ def read_page(path: Path) -> Page:
         if name in values and not isinstance(values[name], kinds):
             raise UserError(f"{path}: {name} cannot be {values[name]!r}")
     plan = Page(**values)
-    if not 0 < plan.cpus < math.inf:
-        raise UserError(f"{path}: cpus must be above 0, got {plan.cpus}")
+    if not FINEST <= plan.cpus < math.inf:
+        raise UserError(f"{path}: cpus must be at least {FINEST}, got {plan.cpus}")
     gpus = plan.gpus or 0
-    if not 0 <= gpus < math.inf or (gpus > 1 and gpus % 1):
-        raise UserError(f"{path}: gpus must be from 0 to 1, or a whole number, got {plan.gpus}")
+    if not 0 <= gpus < math.inf or 0 < gpus < FINEST or (gpus > 1 and gpus % 1):
+        raise UserError(f"{path}: gpus must be 0, from {FINEST} to 1, or a whole number, got {plan.gpus}")
     return plan
 
 

@@ -85,10 +85,19 @@ def lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line:
             with sound(f"{path}, line {number} is not a row", fix):
-                row = json.loads(line)
+                row = parsed(line)
                 if not isinstance(row, dict):
                     raise TypeError("it should be {…}")
             yield number, row
+
+
+def parsed(text: str) -> Any:
+    """JSON and no more: Python would also read NaN and Infinity, which compare and add up to nonsense."""
+    return json.loads(text, parse_constant=_no_number)
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON, which has null for it")
 
 
 @contextmanager
@@ -100,7 +109,7 @@ def sound(told: str, fix: str = "mend or remove it") -> Iterator[None]:
         raise
     except KeyError as error:
         raise UserError(f"{told}: it has no {error}; {fix}") from None
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, IndexError, RecursionError, TypeError, ValueError) as error:
         raise UserError(f"{told}: {error}; {fix}") from None
 
 

@@ -84,10 +84,10 @@ def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
     series = found.setdefault(hash_of([recipe, *texts]), Series(name, _about(row, table), recipe, texts, {}, {}))
     seeds = series.points.setdefault(slots, {})
     if "state_bytes" in row:
-        series.states[slots] = row["state_bytes"]
+        series.states[slots] = int(row["state_bytes"])
     kept = ("ppl_token", "ppl_word", "by_document")
     scores = {name: row["scores"][name] for name in kept if name in row["scores"]}
-    check(scores)
+    check(scores, series.documents)
     before = seeds.get(seed, scores)
     if any(before[name] != scores[name] for name in ("ppl_token", "ppl_word")):
         raise UserError(

@@ -118,8 +118,9 @@ def _draw_printed(axis: Any, table: printed.Sweep, measure: Measure) -> str:
 
 def _draw_measured(axis: Any, series: list[Series], measure: Measure) -> str:
     """A point a seed, a line through the means; where nothing was measured, that."""
-    if not series:
-        axis.text(0.5, 0.5, "not measured yet", transform=axis.transAxes, ha="center", color="0.4")
+    if not any(one.values(slots, measure) for one in series for slots in one.points):
+        why = "no row tells of familiar documents" if series else "not measured yet"
+        axis.text(0.5, 0.5, why, transform=axis.transAxes, ha="center", color="0.4")
         axis.set_yticks([])
         return "ours"
     notes, drawn = _abouts(series), list[str]()
@@ -177,7 +178,7 @@ def table1(out: Path | None = None) -> Table:
     Returns:
         The table.
     """
-    check_form(out)
+    check_form(out, RESULTS)
     page, sweep = printed.page()["table1"], printed.sweep("A1")
     raw = {(row.slots, k): cell.raw for row in sweep.rows for k, cell in [("delta", row.delta), *row.filters.items()]}
     rows = []
@@ -235,7 +236,7 @@ def table_a2(out: Path | None = None, results: Path = RESULTS) -> Table:
 
 def _give_sweep(name: str, out: Path | None, results: Path) -> Table:
     """As printed, and below it what we measured, each beside the printed figure; in a file, all cells in one table."""
-    check_form(out, results)
+    check_form(out, results, RESULTS)
     table = printed.sweep(name)
     series = measured(table, results)
     heads = ["L", "delta", "τ*max", *map(k_equals, printed.SHARPNESSES)]
@@ -333,12 +334,14 @@ def _familiar(one: Series) -> str:
 def _abouts(series: list[Series]) -> list[str]:
     """What each kind of runs was trained and scored on, as notes."""
     kinds = dict.fromkeys(one.about for one in series)
-    return [f"{'¹²³⁴⁵⁶⁷⁸⁹'[number % 9]} {about}" for number, about in enumerate(kinds)]
+    raised = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+    return [f"{str(number).translate(raised)} {about}" for number, about in enumerate(kinds, 1)]
 
 
 def _mark(one: Series, series: list[Series]) -> str:
     """The sign of the note that tells of it."""
-    return next(note[0] for note in _abouts(series) if note[2:] == one.about)
+    notes = (note.partition(" ") for note in _abouts(series))
+    return next(mark for mark, _, about in notes if about == one.about)
 
 
 def _pair(cell: printed.Cell) -> str:
@@ -374,7 +377,7 @@ def accounting(out: Path | None = None) -> Table:
     Returns:
         The table.
     """
-    check_form(out)
+    check_form(out, RESULTS)
     table = _give(accounting_table(), out)
     for sweep in (printed.sweep("A1"), printed.sweep("A2")):
         for row in sweep.rows:

@@ -25,6 +25,16 @@ def unframed(*axes: Any) -> None:
         axis.spines[["top", "right"]].set_visible(False)
 
 
+def look(number: int) -> dict[str, Any]:
+    """Colour and dashes of a line among many: no two of the first forty are alike."""
+    return {"color": f"C{number % 10}", "linestyle": ("-", "--", "-.", ":")[number // 10 % 4]}
+
+
+def as_written(name: str) -> str:
+    """A name that is not ours as a label: its dollars are no formula, and an underscore does not hide it."""
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
 def rendered(figure: Any, form: str = "png") -> bytes:
     figure.savefig(content := BytesIO(), format=form, dpi=130)
     return content.getvalue()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from logpast.errors import UserError
 from logpast.experiments import ledger
-from logpast.experiments.pictures import check_picture, unframed, write_picture
+from logpast.experiments.pictures import as_written, check_picture, look, unframed, write_picture
 from logpast.experiments.tables import Table, aligned, comma_separated
 from logpast.files import make_way_for, write_whole
 from logpast.plain import flat
@@ -84,7 +84,7 @@ def results(
         x: the column along the bottom of the picture; by default L.
         y: the column up its side; by default ppl_token.
         by: columns, with commas: rows that agree in them make one line of the picture, named by those that differ. By
-            default system,k,corpus,window,file.
+            default system,k,corpus,window,file, and whatever else of their recipes differs but the seed.
 
     Returns:
         The rows, whole, each with the name of its file.
@@ -100,7 +100,7 @@ def results(
         raise UserError(f"{folder} holds no rows; `logpast eval … --record {folder}/NAME.jsonl` writes one")
     entries = chosen(entries, conditions)
     if plot is not None:
-        _draw(entries, plot, x or "L", y or "ppl_token", [name.strip() for name in (by or LINES).split(",")])
+        _draw(entries, plot, x or "L", y or "ppl_token", [name.strip() for name in by.split(",")] if by else None)
     rows = [{"file": entry.file} | entry.row for entry in entries]
     if json is not None:
         _give(json, json_library.dumps(rows, indent=2, ensure_ascii=False) + "\n")
@@ -146,7 +146,7 @@ def _is_run(row: dict[str, Any]) -> bool:
 def _benchmark(file: Path) -> list[Entry]:
     """A table's rows; of one without rows, its facts as a single one."""
     with ledger.sound(f"{file} is not a table of results"):
-        table = json_library.loads(file.read_text(encoding="utf-8"))
+        table = ledger.parsed(file.read_text(encoding="utf-8"))
         facts = {name: value for name, value in table.items() if name != "rows"}
         told = [str(facts["what"])] if "what" in facts else []
         told += [str(facts["hardware"]["name"])] if "hardware" in facts else []
@@ -164,9 +164,11 @@ def _entry(file: str, title: str, row: dict[str, Any]) -> Entry:
         revision = str(row["trained_at_revision"])
         values |= {"corpus": corpus(row), "revision": revision[:7] + ("+changes" if "+" in revision else "")}
         values |= {name: values[place] for name, place in COLUMNS.items() if place in values}
-    for name in DIGITS:
-        if values.get(name) is not None and not _is_number(values[name]):
-            raise TypeError(f"its {name} is {values[name]!r}, not a number")
+    for name, value in values.items():
+        if _is_number(value):
+            float(value)  # an error for an integer too large for anything that we do with it
+        elif name in DIGITS and value is not None:
+            raise TypeError(f"its {name} is {value!r}, not a number")
     return Entry(file, title, row, values)
 
 
@@ -282,29 +284,53 @@ def _give(target: str, text: str) -> None:
     print(f"wrote {target}", file=sys.stderr)  # standard output may be carrying rows
 
 
-def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str]) -> None:
-    for name in (x, y, *by):
+def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str] | None) -> None:
+    for name in (x, y, *(by or ())):
         check_name(entries, name)
-    entries = [entry for entry in entries if all(isinstance(entry.get(name), int | float) for name in (x, y))]
+    entries = [entry for entry in entries if all(_is_number(entry.get(name)) for name in (x, y))]
     if not entries:
         raise UserError(f"no row has numbers for both {x} and {y}; choose others with --x and --y")
-    by = [name for name in by if len({str(entry.get(name)) for entry in entries}) > 1]
-    lines: dict[str, dict[float, list[float]]] = {}
+    by = [name for name in by or _telling_apart(entries, x) if len({str(entry.get(name)) for entry in entries}) > 1]
+    lines: dict[tuple[Any, ...], dict[float, list[float]]] = {}
     for entry in entries:
-        told = [f"{name} = {v:g}" if isinstance(v, int | float) else str(v)
-                for name in by if (v := entry.get(name)) is not None]  # fmt: skip
-        lines.setdefault(", ".join(told) or entry.file, {}).setdefault(entry.get(x), []).append(entry.get(y))
+        points = lines.setdefault(tuple(entry.get(name) for name in by), {})
+        points.setdefault(entry.get(x), []).append(entry.get(y))
+    labels = {line: as_written(_label(by, line) or entries[0].file) for line in lines}
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    wide = max(map(len, labels.values())) * 0.062 if len(lines) > 1 else 0  # inches of the legend
+    figure = Figure(figsize=(8 + wide, max(5, 0.18 * len(lines))), layout="constrained")
     axis = figure.subplots()
-    for label, points in sorted(lines.items()):
+    for number, line in enumerate(sorted(lines, key=labels.__getitem__)):
+        points, how = lines[line], look(number)
         places = sorted(points)
-        (line,) = axis.plot(places, [statistics.mean(points[place]) for place in places], label=label)
+        axis.plot(places, [statistics.mean(points[place]) for place in places], label=labels[line], **how)
         for place in places:
-            axis.plot([place] * len(points[place]), points[place], "o", color=line.get_color(), markersize=4)
+            axis.plot([place] * len(points[place]), points[place], "o", color=how["color"], markersize=4)
     axis.set(xlabel=x, ylabel=y)
-    axis.legend(frameon=False, fontsize=8)
+    if len(lines) > 1:
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    else:
+        axis.set_title(next(iter(labels.values())), fontsize=9)
     unframed(axis)
     write_picture(figure, out)
     print(f"wrote {out}", file=sys.stderr)
+
+
+def _telling_apart(entries: list[Entry], x: str) -> list[str]:
+    """What tells lines from each other: LINES, and what else differs in the recipes of rows at one place of a line."""
+    by, along = LINES.split(","), {x, COLUMNS.get(x, x), f"recipe.{x}", "recipe.seed"}
+    groups: dict[tuple[Any, ...], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(tuple(entry.get(name) for name in (*by, x)), []).append(entry)
+    places = {n: None for entry in entries for n in entry.values if n.startswith("recipe.") and n not in along}
+    named = {place: name for name, place in COLUMNS.items()}
+    differing = [n for n in places if any(len({str(e.get(n)) for e in group}) > 1 for group in groups.values())]
+    return [*by, *(named.get(n, n.removeprefix("recipe.")) for n in differing)]
+
+
+def _label(names: list[str], values: tuple[Any, ...]) -> str:
+    """A line's name: words as they are where their columns are well known, else with what they are of."""
+    told = {name: _text(name, value) for name, value in zip(names, values, strict=True) if value is not None}
+    bare = ("system", "corpus", "file")
+    return ", ".join(text if name in bare else f"{name} = {text}" for name, text in told.items())

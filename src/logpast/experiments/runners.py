@@ -33,6 +33,10 @@ class Runner(Protocol):
     def width(self) -> int:
         """How many cells may be started at a time."""
 
+    @property
+    def places(self) -> int:
+        """How many of them are worked on at a time; others wait."""
+
     def start(self, job: Job) -> Future[Row]: ...
 
     def stop(self) -> None:
@@ -50,7 +54,7 @@ class Processes:
 
     def __init__(self, jobs: int | None) -> None:
         gpus = _visible_gpus()
-        self.width = jobs or max(1, len(gpus))
+        self.width = self.places = jobs or max(1, len(gpus))
         self.free = [_surroundings(gpus, place, self.width) for place in range(self.width)]
         self.threads = ThreadPoolExecutor(self.width)
         self.running: set[subprocess.Popen[bytes]] = set()
@@ -160,10 +164,15 @@ class Cluster:
 
     @property
     def width(self) -> int:
-        """How many fit into the cluster as it now is, and one to wait, for clusters that grow on demand."""
+        """As many as there are places for, and one to wait, for clusters that grow on demand."""
+        return 1 + self.places
+
+    @property
+    def places(self) -> int:
+        """How many fit into the cluster as it now is."""
         there = self.ray.cluster_resources()
         fits = [there.get(kind, 0) / each for kind, each in (("CPU", self.cpus), ("GPU", self.gpus)) if each]
-        return 1 + int(min(fits, default=1))
+        return max(1, int(min(fits, default=1)))
 
     def start(self, job: Job) -> Future[Row]:
         environment = {name: value for name, value in os.environ.items() if name.startswith("LOGPAST_")}

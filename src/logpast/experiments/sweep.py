@@ -28,7 +28,7 @@ from logpast.experiments.runners import Cluster, Processes, Row, Runner
 from logpast.experiments.tables import Table, aligned
 from logpast.files import alone, make_way
 from logpast.progress import Board, board, clock
-from logpast.training.checkpoint import keep_weights_alone
+from logpast.training.checkpoint import keep_weights_alone, sorted_checkpoints, step_of
 from logpast.training.log import last_record
 from logpast.training.loop import open_data
 from logpast.typed import typed
@@ -123,7 +123,10 @@ def _is_whole(row: Row) -> bool:
         all(isinstance(made.get(name), str) for name in ("cell", "key"))
         and all(isinstance(scores.get(name, ""), int | float | None) for name in ("ppl_token", "bits_per_byte"))
         and all(isinstance(row.get(name), int | float) for name in ("seconds", "train_tokens"))
-        and all(isinstance(row.get(name), dict) and "sha256" in row[name] for name in ("train_data", "test_data"))
+        and all(
+            isinstance(text, dict) and "sha256" in text
+            for text in (row.get("train_data"), row.get("test_data"), row.get("validation_data") or {"sha256": None})
+        )
     )
 
 
@@ -153,7 +156,7 @@ class _Sweep:
             with board("cell", "trained", "loss", "tokens/s") as progress:
                 try:
                     self._work(progress)
-                except (KeyboardInterrupt, UserError, OSError):
+                except BaseException:  # whatever it was, what cells have learned is kept
                     progress.say("stopping: cells under way save first (Ctrl-C again: stop at once)")
                     self._stop(progress)
                     raise
@@ -175,11 +178,11 @@ class _Sweep:
                 return
 
     def _may_begin(self) -> bool:
-        width = self.runner.width
-        if len(self.running) >= width:
+        if len(self.running) >= self.runner.width:
             return False
-        # the first on each device is always begun: a cell may take longer than all the time that is given at once
-        return self.deadline is None or self.begun < width or time.monotonic() + self._longest() < self.deadline
+        # the first in each place is always begun: a cell may take longer than all the time that is given at once
+        in_time = self.deadline is None or time.monotonic() + self._longest() < self.deadline
+        return in_time or self.begun < self.runner.places
 
     def _longest(self) -> float:
         return max((row["seconds"] for row in self.done.values()), default=0.0)
@@ -193,8 +196,9 @@ class _Sweep:
         }
         self.running[self.runner.start(job)] = cell
         self.begun += 1
-        share = _share(cell)
-        progress.say(f"{cell.name}: begins" + (f" at {share:.0%}" if share else ""))
+        how = "begins" if len(self.running) <= self.runner.places else "waits for a place"
+        share = _share(cell, saved=True)
+        progress.say(f"{cell.name}: {how}" + (f" at {share:.0%}" if share else ""))
 
     def _known_texts(self, cell: Cell) -> dict[str, tuple[str, str]]:
         """What finished cells found under the names of its texts: the sha256 of each, and whose it is."""
@@ -220,10 +224,11 @@ class _Sweep:
     def _count(self) -> str:
         """How far the sweep is, and for how long it will go on if cells take as long as those finished."""
         text = f"{len(self.done)} of {len(self.cells)} cells" + (f", {len(self.failed)} failed" if self.failed else "")
-        left = [1 - _share(cell) for cell in [*self.running.values(), *self.waiting]]
+        left = [1 - _share(cell) for cell in self.running.values()]
+        left += [1 - _share(cell, saved=True) for cell in self.waiting]
         if self.done and left:
             each = statistics.mean(row["seconds"] for row in self.done.values())
-            text += f", about {clock(each * sum(left) / min(self.runner.width, len(left)))} left"
+            text += f", about {clock(each * sum(left) / min(self.runner.places, len(left)))} left"
         return text
 
     def _note(self, cell: Cell, future: Future[Row], progress: Board) -> None:
@@ -252,12 +257,15 @@ class _Sweep:
         return self.out / "logs" / f"{name}.log"
 
 
-def _share(cell: Cell) -> float:
-    """How much of its training a cell has behind it."""
+def _share(cell: Cell, saved: bool = False) -> float:
+    """How much of its training a cell has behind it; or has saved, so that it would go on from there."""
     config, record = cell.config, last_record(cell.config.run)
     if not record:
         return 0.0
     share = record["step"] / config.steps if config.steps else record["epoch"] / (config.epochs or 1)
+    if saved:
+        latest = max(map(step_of, sorted_checkpoints(config.run)), default=0)
+        share *= min(latest / max(record["step"], 1), 1)
     return float(min(share, 1))
 
 
@@ -268,7 +276,7 @@ def _shown(figure: float | None, digits: int) -> str:
 def _list(cells: list[Cell], done: dict[str, Row], repeated: int) -> None:
     width = max(len(cell.name) for cell in cells)
     for cell in cells:
-        share = _share(cell)
+        share = _share(cell, saved=True)
         how = "finished" if cell.key in done else f"{share:.0%} trained" if share else "to do"
         print(f"{cell.name:{width}}  {how}")
     same = f" (combinations that are the same as another: {repeated})" if repeated else ""

@@ -61,12 +61,13 @@ def comma_separated(table: Table) -> str:
     return text.getvalue()
 
 
-def check_form(out: Path | None, ledger: Path | None = None) -> None:
+def check_form(out: Path | None, *ledgers: Path) -> None:
     """See to it that tables can be written there, before they are made, and not among the rows of a ledger's folder."""
     if out is None:
         return
-    if ledger and out.suffix == ".json" and out.resolve().parent == ledger.resolve():
-        raise UserError(f"{out} would be read as rows of {ledger}; write it to another folder")
+    for ledger in ledgers:
+        if out.suffix == ".json" and out.resolve().parent == ledger.resolve():
+            raise UserError(f"{out} would be read as rows of {ledger}; write it to another folder")
     if out.suffix not in FORMS:
         raise UserError(f"cannot write a table to {str(out)!r}: its name must end in {', '.join(FORMS)}")
     make_way(out)

@@ -111,13 +111,13 @@ def _demo_topics(results: Path) -> str:
 
 def _demo_summary(results: Path) -> str:
     text, (optima, nats) = _scores(results, "demo-text"), topics(results)
-    above = {s: statistics.mean(nats[s]) - optima["optimum_given_recent"] for s in ("log_memory", "recent")}
+    above = {s: [each - optima["optimum_given_recent"] for each in nats[s]] for s in ("log_memory", "recent")}
     chapters = text["recent"][0]["documents"]
     rows = [
         [f"King James text, {chapters} unseen chapters, perplexity per token ({len(text['recent'])} seeds)",
          *(_spread([one["ppl_token"] for one in text[system]], ".2f") for system in above)],
         [f"drifting topics, nats above the best that the control's view allows ({len(nats['recent'])} seeds)",
-         *(f"{value:+.4f}".replace("-", "−") for value in above.values())],
+         *(_spread(values, "+.4f").replace("-", "−") for values in above.values())],
     ]  # fmt: skip
     return markdown(Table(["small models, equal size, text and steps", "memory", "control"], rows))
 
@@ -268,7 +268,12 @@ def _pairs(results: Path, file: str) -> list[tuple[dict[str, Any], dict[str, Any
         model, text = row["recipe"]["model"], texts.index(row["train_data"]["name"])
         return text, model["width"], model.get("sharpness", 0.0), model["slots"], row["seed"]
 
-    found = {place(row): row for row in rows}
+    found: dict[tuple[int, int, float, int, int], dict[str, Any]] = {}
+    for row in rows:
+        if found.setdefault(place(row), row)["scores"]["ppl_token"] != row["scores"]["ppl_token"]:
+            raise UserError(
+                f"{file}.jsonl has two rows of {row['sweep']['cell']} with other scores; remove one of the two"
+            )
     controls = {where: found.get((*where[:2], 0.0, *where[3:])) for where in sorted(found) if where[2]}
     return [(found[where], control) for where, control in controls.items() if control]
 
@@ -307,6 +312,8 @@ def _on_the_way(results: Path, file: str) -> str:
     rows, parts, millions = [], 4, 0.0
     for memory, control in _pairs(results, file):
         logs = [results / "logs" / file / f"{row['sweep']['cell']}.jsonl" for row in (memory, control)]
+        for lost in (log for log in logs if not log.exists()):
+            raise FileNotFoundError(None, None, str(lost))
         ours, theirs = map(read_curve, logs)
         apart, last, model = above(ours.training, theirs.training), max(ours.training), memory["recipe"]["model"]
         means = [

@@ -11,6 +11,7 @@ from logpast.errors import UserError
 from logpast.files import write_whole
 
 TAIL = 4096  # bytes: some records
+SHOWN = ("step", "epoch", "loss", "tokens_per_second")  # numbers that every record of training has
 
 
 class Log:
@@ -65,7 +66,7 @@ def last_record(folder: Path) -> dict[str, Any]:
             record = json.loads(line)
         except ValueError:
             continue  # cut off, by a kill or by our looking at the end only
-        if isinstance(record, dict) and "loss" in record:
+        if isinstance(record, dict) and all(isinstance(record.get(name), int | float) for name in SHOWN):
             return record
     return {}
 

@@ -39,7 +39,7 @@ def read_yaml(file: Path) -> Any:
     try:
         return yaml.load(file.read_text(encoding="utf-8"), _EachKeyOnce)  # a kind of safe loader
     except OSError as error:
-        raise UserError(f"cannot read the recipe {file}: {error.strerror}; see the folder recipes/") from None
+        raise UserError(f"cannot read {file}: {error.strerror}; see the folder recipes/") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
 
