@@ -411,6 +411,40 @@ def test_is_prepared(books: Path, store: TokenStore, tmp_path: Path) -> None:
     assert not is_prepared(str(tmp_path / "nowhere.txt"), str(store.path), tmp_path)
 
 
+def test_documents_with_much_that_was_never_seen_are_told_apart(
+    runs: dict[str, Path], books: Path, result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "absent" in result["documents"]
+    (tmp_path / "texts").mkdir()
+    shutil.copy(books / "0.txt", tmp_path / "texts" / "a.txt")
+    (tmp_path / "texts" / "b.txt").write_text("ÄÖÜ " * 40)
+    shutil.copy(books / "1.txt", tmp_path / "texts" / "c.txt")
+    out, text = tmp_path / "out", str(tmp_path / "texts")
+    found = analyze(runs["memory"], text, runs["control"], out, limit=10**6, finest=8, device="cpu")["documents"]
+    assert (found["familiar"]["documents"], found["others"]["documents"]) == (2, 1)
+    nats = load_file(out / "nats.safetensors")
+    known = np.ones(len(nats["model"]), bool)
+    documents = open_tokens(text, find_checkpoint(runs["memory"]).load_tokenizer()).documents
+    known[documents.start[1] : documents.start[1] + documents.tokens[1]] = False
+    for name, here in (("familiar", known), ("others", ~known)):
+        part, gain = found[name], (nats["control"] - nats["model"])[here]
+        assert part["all"]["tokens"] == [here.sum()] == [sum(part["position"]["tokens"])]
+        assert part["all"]["gain"]["nats"][0] == mean(gain)
+        first = np.flatnonzero(here)[np.flatnonzero(here) % 8 == 0]  # the first of each window
+        assert part["position"]["model"]["nats"][0] == mean(nats["model"][first])
+        lags = part["cut"]["lag"]
+        lost = nats[f"cut beyond {lags[2]}"] - nats["model"]
+        assert part["cut"]["increase"][2] == mean(lost[here])
+        assert part["cut"]["tokens"] == here.sum()
+    page, told = (out / "report.html").read_text(), capsys.readouterr().out
+    assert "Familiar documents, and others" in page
+    assert f"{found['others']['all']['gain']['nats'][0]:+.4f}" in page
+    assert "  2 familiar " in told
+    alone = analyze(runs["plain"], text, out=tmp_path / "plain", finest=8, device="cpu")["documents"]
+    assert "cut" not in alone["familiar"]
+    assert "gain" not in alone["familiar"]["all"]
+
+
 def test_identity_is_enough_to_know_the_weights_again(result: dict[str, Any], runs: dict[str, Path]) -> None:
     for name, run in (("model", "memory"), ("control", "control")):
         file = find_checkpoint(runs[run]).path / "model.safetensors"

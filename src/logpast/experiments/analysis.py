@@ -29,6 +29,7 @@ from logpast.environment import code_sha256, describe, revision
 from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.experiments.analysis_page import draw
+from logpast.experiments.by_document import UNSEEN
 from logpast.experiments.evaluation import Precision, device_for, find_other, load
 from logpast.experiments.kept import FORMAT, JSON, NATS, PAGE, Kept, folder_of, is_analysis, kept_of, read_analysis
 from logpast.experiments.passes import Array, Nats, Rival, halved, kept_passes, lags_of, plan_of, run
@@ -41,6 +42,7 @@ from logpast.experiments.probes import (
     last_seen,
     occurrences,
     places_in_stream,
+    unseen,
 )
 from logpast.files import make_way, unfinished, whole_or_absent, write_whole
 from logpast.models import LanguageModel, LogMemoryTransformer, Transformer, system_of
@@ -151,6 +153,7 @@ def analyze(
         if isinstance(rival, Kept):
             nats["control"] = {"control": rival.nats}
         parts = _of_tokens(nats, store, streams, model, rival, frequent) | _of_the_past(nats, store, model, some)
+        parts["documents"] = _of_documents(nats, store, streams, model, rival, frequent, some)
         parts["stride"] = _strides(nats, store, model, rival, some, finest)
         about = {
             "format": FORMAT,
@@ -237,7 +240,7 @@ def _of_tokens(
         },
         "position": {
             "each": sides.by_kind(position, model.window),
-            "binned": sides.by_bin(position, [0, *doubling(model.window - 1), model.window]),
+            "binned": sides.by_bin(position, _positions(model.window)),
         },
         "frequency": {"counted_in": frequent.name, "counted_tokens": len(frequent)}
         | sides.by_bin(occurrences(frequent)[store.tokens], COUNTS),
@@ -246,6 +249,38 @@ def _of_tokens(
             "by_lag": sides.by_bin(seen, [NEVER, 0, *doubling(2 * len(store))]),
         },
     }
+
+
+def _of_documents(
+    nats: Nats, store: TokenStore, streams: Streams, model: LanguageModel, rival: Rival | None, frequent: TokenStore,
+    some: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Familiar documents apart from those with much that the text of the counts never has: chance weighs more there."""
+    familiar = unseen(frequent, store) <= UNSEEN * store.documents.tokens
+    if familiar.all() or not familiar.any():
+        return {"absent": f"no document stands out by tokens that {frequent.name} never has"}
+    ours, theirs = nats["model"]["model"], nats["control"]["control"] if rival else None
+    position = places_in_stream(store, streams) % model.window
+    groups, few = groups_of(store, len(store), model.window)[0], groups_of(store, some, model.window)[0]
+    whose = familiar[np.searchsorted(store.documents.start, np.arange(len(store)), side="right") - 1]
+    found: dict[str, Any] = {"counted_in": frequent.name, "most_unseen": UNSEEN}
+    for name, chosen, number in (("familiar", whose, familiar.sum()), ("others", ~whose, (~familiar).sum())):
+        sides = Sides(ours[chosen], None if theirs is None else theirs[chosen], groups[chosen])
+        found[name] = {
+            "documents": int(number),
+            "all": sides.by_kind(np.zeros(chosen.sum(), np.int64), 1),
+            "position": sides.by_bin(position[chosen], _positions(model.window)),
+        }
+        if "cut" in nats and chosen[:some].any():
+            here = chosen[:some]
+            passes = [_increase(each[here], ours[:some][here], few[here]) for each in nats["cut"].values()]
+            found[name]["cut"] = {"lag": lags_of(model.history), "tokens": int(here.sum())} | _columns(passes)
+    return found
+
+
+def _positions(window: int) -> list[int]:
+    """Where bins of positions in a window begin."""
+    return [0, *doubling(window - 1), window]
 
 
 def _whereabouts(seen: Kinds, model: LanguageModel, rival: Rival | None) -> tuple[Kinds, list[str]]:
@@ -381,6 +416,10 @@ def _report(result: dict[str, Any], out: Path) -> None:
     if "gain" in scores["all"]:
         gain = scores["all"]["gain"]
         lines.append(("gain over the control", gain["nats"][0], gain["interval"][0]))
+        for name in ("familiar", "others"):
+            if part := result["documents"].get(name):
+                gain = part["all"]["gain"]
+                lines.append((f"  {part['documents']:,} {name}", gain["nats"][0], gain["interval"][0]))
     if "absent" not in result["slots"]:
         none, lags = result["slots"]["all"], result["lags"]
         lines.append(("all slots silent", none["increase"], none["interval"]))

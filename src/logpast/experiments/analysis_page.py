@@ -24,6 +24,7 @@ def draw(result: Part) -> str:
     """The whole page."""
     sections = [
         _opening(result),
+        _documents(result.get("documents", {})),  # which analyses of before do not have
         _position(result["position"], result["model"], result["control"]),
         _frequency(result["frequency"]),
         _last_seen(result["last_seen"], result["model"], result["control"]),
@@ -64,6 +65,36 @@ def _opening(result: Part) -> str:
         f"<p class='note'>Intervals: {result['intervals']}, unless a part says otherwise. Differences are between the "
         f"nats of the same tokens. Code at revision {html.escape(result['revision'])}, {result['recorded']}, on "
         f"{html.escape(result['hardware']['name'])}, {result['seconds']:,.0f} s.</p>"
+    )
+
+
+def _documents(part: Part) -> str:
+    kinds = {name: part[name] for name in ("familiar", "others") if name in part}
+    if not kinds:
+        return ""
+    sides = [name for name in ("model", "control") if name in kinds["familiar"]["all"]]
+    head = ["", "documents", "tokens", *(f"{side}, nats per token" for side in sides)]
+    rows = []
+    for name, kind in kinds.items():
+        of_both = [f"{kind['all'][side]['nats'][0]:.4f}" for side in sides]
+        rows.append([name, f"{kind['documents']:,}", f"{kind['all']['tokens'][0]:,}", *of_both])
+        if "gain" in kind["all"]:
+            rows[-1].append(_signed(kind["all"]["gain"], 0))
+    if "gain" in kinds["familiar"]["all"]:
+        head.append("gain")
+    past = ""
+    if all("cut" in kind for kind in kinds.values()):
+        lags = kinds["familiar"]["cut"]["lag"]
+        lost = [
+            [f"{lag:,}", *(signed(kind["cut"]["increase"][i], kind["cut"]["interval"][i]) for kind in kinds.values())]
+            for i, lag in enumerate(lags)
+        ]
+        past = "<p>Nats lost per token where the past is cut off beyond lag d:</p>" + table(["d", *kinds], lost)
+    return (
+        "<h2>Familiar documents, and others</h2>"
+        f"<p>Others are documents of which more than {part['most_unseen']:.0%} of the tokens never stand in "
+        f"{html.escape(part['counted_in'])}: what models make of such tokens was never learned, so that chance weighs "
+        f"more there.</p>{table(head, rows)}{past}"
     )
 
 
