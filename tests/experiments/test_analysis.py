@@ -440,6 +440,17 @@ def test_documents_with_much_that_was_never_seen_are_told_apart(
     assert "Familiar documents, and others" in page
     assert f"{found['others']['all']['gain']['nats'][0]:+.4f}" in page
     assert "  2 familiar " in told
+    del result["documents"]  # as in analyses of before
+    assert "Familiar" not in analysis_page.draw(result)
+    two = {"limit": 20, "streams": "document"}
+    few = analyze(runs["memory"], text, out=tmp_path / "few", finest=8, device="cpu", **two)  # type: ignore[arg-type]
+    assert few["documents"]["familiar"]["cut"]["tokens"] == 20
+    assert "cut" not in few["documents"]["others"]
+    assert few["documents"]["others"]["position"]["tokens"][0] == -(-documents.tokens[1] // 8)  # its own windows
+    assert "familiar, 20 tokens" in (tmp_path / "few" / "report.html").read_text()
+    assert few["documents"]["familiar"]["all"]["model"]["interval"] is not None
+    other = analyze(runs["memory"], text, out=tmp_path / "other", finest=8, device="cpu", counts=str(books / "1.txt"))
+    assert other["documents"] == {"absent": "the training text is not at hand, or another is counted"}
     alone = analyze(runs["plain"], text, out=tmp_path / "plain", finest=8, device="cpu")["documents"]
     assert "cut" not in alone["familiar"]
     assert "gain" not in alone["familiar"]["all"]

@@ -225,8 +225,13 @@ def test_lines_are_told_apart_by_whatever_differs(tmp_path: Path, drawn: list[Fi
         [str(line.get_label()) for line in figure.axes[0].lines if line.get_linestyle() == "-"] for figure in drawn
     ]
     numbers = ["n = 39,995,076", "n = 39,995,120"]
-    assert found == [["model.width = 192", "model.width = 96"], numbers, numbers, [r" _\$x\$"]]
+    assert found[:3] == [["model.width = 192", "model.width = 96"], numbers, numbers]
     assert drawn[3].axes[0].get_title() == r" _\$x\$"
+    names = ["long " * 9 + end for end in "ab"]
+    rows = [{"n": [1, 2], "v": 1, "w": name} for name in names]
+    (tmp_path / "b.json").write_text(json.dumps({"rows": rows}))
+    results(["file=b"], tmp_path, plot=tmp_path / "q.png", x="v", y="v", by="n,w")
+    assert [line.get_label() for line in drawn[4].axes[0].lines][::2] == [f"w = {name}" for name in names]
 
 
 def test_no_two_lines_look_alike(tmp_path: Path, drawn: list[Figure]) -> None:

@@ -118,7 +118,7 @@ def test_different_lengths_in_a_batch(path: str) -> None:
     lengths = torch.tensor([0, 1, 12, 30])
     together = memory.from_ids(ids, table, lengths)
     embedded = memory(naive.embed(table, ids), lengths)
-    assert torch.equal(memory.from_ids(ids, table, lengths.tolist()), together)  # type: ignore[arg-type]
+    assert torch.equal(memory.from_ids(ids, table, lengths.tolist()), together)
     for row, length in enumerate(lengths.tolist()):
         alone = memory.from_ids(ids[row : row + 1, 30 - length :], table)
         torch.testing.assert_close(together[row], alone[0], rtol=1e-12, atol=1e-12)

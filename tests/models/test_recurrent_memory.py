@@ -459,3 +459,13 @@ def test_illegal_sizes_are_refused_by_name(config: type, name: str, value: int) 
 def test_an_illegal_cache_is_refused_by_name(name: str) -> None:
     with pytest.raises(UserError, match=rf"model\.{name} must be at least 0"):
         TransformerXLRecurrentMemoryConfig(**SIZES | {name: -1})
+
+
+def test_a_cache_fills_with_tokens_alone() -> None:
+    """What the memory tokens add to a segment is no part of it."""
+    sizes = {"window": 4, "layers": 1, "heads": 2, "width": 8, "vocabulary": 16}
+    model = TransformerXLRecurrentMemory(TransformerXLRecurrentMemoryConfig(memory=10, memory_tokens=2, **sizes))
+    state = model.start(1)
+    for filled in (4, 8, 10):
+        _, state, _ = model.segment(torch.randint(16, (1, 4)), state)
+        assert state["filled"].tolist() == [filled]

@@ -153,7 +153,9 @@ def analyze(
         if isinstance(rival, Kept):
             nats["control"] = {"control": rival.nats}
         parts = _of_tokens(nats, store, streams, model, rival, frequent) | _of_the_past(nats, store, model, some)
-        parts["documents"] = _of_documents(nats, store, streams, model, rival, frequent, some)
+        parts["documents"] = _of_documents(
+            nats, store, streams, model, rival, frequent, about_model["train_data"]["sha256"], some
+        )
         parts["stride"] = _strides(nats, store, model, rival, some, finest)
         about = {
             "format": FORMAT,
@@ -253,9 +255,11 @@ def _of_tokens(
 
 def _of_documents(
     nats: Nats, store: TokenStore, streams: Streams, model: LanguageModel, rival: Rival | None, frequent: TokenStore,
-    some: int,
+    trained_on: str, some: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Familiar documents apart from those with much that the text of the counts never has: chance weighs more there."""
+    """Familiar documents apart from those with much that the training text never has: chance weighs more there."""
+    if frequent.sha256 != trained_on:
+        return {"absent": "the training text is not at hand, or another is counted"}
     familiar = unseen(frequent, store) <= UNSEEN * store.documents.tokens
     if familiar.all() or not familiar.any():
         return {"absent": f"no document stands out by tokens that {frequent.name} never has"}

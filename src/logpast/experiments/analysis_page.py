@@ -82,14 +82,15 @@ def _documents(part: Part) -> str:
             rows[-1].append(_signed(kind["all"]["gain"], 0))
     if "gain" in kinds["familiar"]["all"]:
         head.append("gain")
-    past = ""
-    if all("cut" in kind for kind in kinds.values()):
-        lags = kinds["familiar"]["cut"]["lag"]
+    past, cuts = "", {name: kind["cut"] for name, kind in kinds.items() if "cut" in kind}
+    if cuts:
+        heads = [f"{name}, {cut['tokens']:,} tokens" for name, cut in cuts.items()]
         lost = [
-            [f"{lag:,}", *(signed(kind["cut"]["increase"][i], kind["cut"]["interval"][i]) for kind in kinds.values())]
-            for i, lag in enumerate(lags)
+            [f"{lag:,}", *(signed(cut["increase"][i], cut["interval"][i]) for cut in cuts.values())]
+            for i, lag in enumerate(next(iter(cuts.values()))["lag"])
         ]
-        past = "<p>Nats lost per token where the past is cut off beyond lag d:</p>" + table(["d", *kinds], lost)
+        past = "<p>Nats lost per token where the past is cut off beyond lag d, of the first tokens of the text:</p>"
+        past += table(["d", *heads], lost)
     return (
         "<h2>Familiar documents, and others</h2>"
         f"<p>Others are documents of which more than {part['most_unseen']:.0%} of the tokens never stand in "

@@ -130,9 +130,6 @@ def show(
         if not found:
             fix = "take away --budget" if budget else "wait for the first system to be trained and scored"
             raise UserError(f"{rows} has no {'such ' if budget else ''}rows; {fix}")
-        of = documents(dict(enumerate(row["scores"] for row in found)))
-        for row in found:
-            check(row["scores"], of)
         for what, there in {
             "budgets": {row["comparison"]["budget"] for row in found},
             "training texts": {row["train_data"]["sha256"] for row in found},
@@ -141,6 +138,9 @@ def show(
             if len(there) > 1:
                 fix = "choose by --budget" if what == "budgets" else "put those of each into a file of their own"
                 raise UserError(f"{rows} has rows of {len(there)} {what}; {fix}")
+        of = documents(dict(enumerate(row["scores"] for row in found)))
+        for row in found:
+            check(row["scores"], of)
         for system, group in _by_system(found).items():
             if len({ledger.hash_of(row["recipe"] | {"seed": None}) for row in group}) > 1:
                 raise UserError(

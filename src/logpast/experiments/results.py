@@ -291,11 +291,11 @@ def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str] | None)
     if not entries:
         raise UserError(f"no row has numbers for both {x} and {y}; choose others with --x and --y")
     by = [name for name in by or _telling_apart(entries, x) if len({str(entry.get(name)) for entry in entries}) > 1]
-    lines: dict[tuple[Any, ...], dict[float, list[float]]] = {}
+    lines, labels = dict[tuple[str, ...], dict[float, list[float]]](), dict[tuple[str, ...], str]()
     for entry in entries:
-        points = lines.setdefault(tuple(entry.get(name) for name in by), {})
-        points.setdefault(entry.get(x), []).append(entry.get(y))
-    labels = {line: as_written(_label(by, line) or entries[0].file) for line in lines}
+        line = tuple(_as_asked(entry.get(name)) for name in by)
+        labels[line] = as_written(_label(by, entry))
+        lines.setdefault(line, {}).setdefault(entry.get(x), []).append(entry.get(y))
     from matplotlib.figure import Figure
 
     wide = max(map(len, labels.values())) * 0.062 if len(lines) > 1 else 0  # inches of the legend
@@ -310,8 +310,8 @@ def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str] | None)
     axis.set(xlabel=x, ylabel=y)
     if len(lines) > 1:
         figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    else:
-        axis.set_title(next(iter(labels.values())), fontsize=9)
+    elif len(files := {entry.file for entry in entries}) == 1:
+        axis.set_title(as_written(*files), fontsize=9)
     unframed(axis)
     write_picture(figure, out)
     print(f"wrote {out}", file=sys.stderr)
@@ -329,8 +329,9 @@ def _telling_apart(entries: list[Entry], x: str) -> list[str]:
     return [*by, *(named.get(n, n.removeprefix("recipe.")) for n in differing)]
 
 
-def _label(names: list[str], values: tuple[Any, ...]) -> str:
+def _label(names: list[str], entry: Entry) -> str:
     """A line's name: words as they are where their columns are well known, else with what they are of."""
-    told = {name: _text(name, value) for name, value in zip(names, values, strict=True) if value is not None}
+    told = {name: value for name in names if (value := entry.get(name)) is not None}
+    texts = {name: _text(name, value) if _is_number(value) else str(value) for name, value in told.items()}
     bare = ("system", "corpus", "file")
-    return ", ".join(text if name in bare else f"{name} = {text}" for name, text in told.items())
+    return ", ".join(text if name in bare else f"{name} = {text}" for name, text in texts.items())

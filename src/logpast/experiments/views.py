@@ -312,8 +312,8 @@ def _on_the_way(results: Path, file: str) -> str:
     rows, parts, millions = [], 4, 0.0
     for memory, control in _pairs(results, file):
         logs = [results / "logs" / file / f"{row['sweep']['cell']}.jsonl" for row in (memory, control)]
-        for lost in (log for log in logs if not log.exists()):
-            raise FileNotFoundError(None, None, str(lost))
+        if lost := [log for log in logs if not log.exists()]:
+            raise FileNotFoundError(None, None, str(lost[0]))
         ours, theirs = map(read_curve, logs)
         apart, last, model = above(ours.training, theirs.training), max(ours.training), memory["recipe"]["model"]
         means = [

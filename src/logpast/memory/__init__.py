@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from logpast.filters import FilterBank
 from logpast.memory import bag, naive, support
 
+Lengths = Tensor | Sequence[int]  # a tensor where the module is compiled: a list is part of the program there
 Path = Literal["auto", "naive", "bag", "support", "fused"]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
@@ -68,7 +69,7 @@ class LogMemory(nn.Module):
                 f"{self.filters.dtype} can hold; use normalize='area' or a smaller sharpness"
             )
 
-    def forward(self, embeddings: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, embeddings: Tensor, lengths: Lengths | None = None) -> Tensor:
         """Slots from the embeddings (B, T, d) before a position, in the order of the text.
 
         Of more than `bank.horizon` embeddings the last are used. `lengths` (B,) says how many of each row's last
@@ -84,7 +85,7 @@ class LogMemory(nn.Module):
                 slots = support.compress(self.filters, embeddings, self._groups)
         return self.norm(slots)
 
-    def from_ids(self, ids: Tensor, table: Tensor | nn.Embedding, lengths: Tensor | None = None) -> Tensor:
+    def from_ids(self, ids: Tensor, table: Tensor | nn.Embedding, lengths: Lengths | None = None) -> Tensor:
         """Slots from token ids (B, T) and their embedding table (V, d) or its module. A negative id is a missing token.
 
         `lengths` as in `forward`: rows are padded before their tokens, not after them.
@@ -127,7 +128,7 @@ class LogMemory(nn.Module):
         return history[:, max(0, history.shape[1] - self.bank.horizon) :]
 
     @staticmethod
-    def _real(history: Tensor, lengths: Tensor) -> Tensor:
+    def _real(history: Tensor, lengths: Lengths) -> Tensor:
         from_the_end = torch.arange(history.shape[1], 0, -1, device=history.device)
         return from_the_end <= torch.as_tensor(lengths, device=history.device).unsqueeze(1)
 
