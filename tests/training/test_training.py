@@ -748,9 +748,10 @@ def test_config_round_trip(train_config: TrainConfig) -> None:
 
 def test_the_last_record_is_found_from_the_end(tmp_path: Path) -> None:
     assert last_record(tmp_path) == {}
-    lines = [json.dumps({"step": step, "loss": 1 / step}) for step in range(1, 500)]
+    of_training = {"epoch": 1.5, "tokens_per_second": 2.0}
+    lines = [json.dumps({"step": step, "loss": 1 / step} | of_training) for step in range(1, 500)]
     (tmp_path / "log.jsonl").write_text("\n".join([*lines, '{"step": 499, "validation_loss": 2}', '{"step": 500, "lo']))
-    assert last_record(tmp_path) == {"step": 499, "loss": 1 / 499}
+    assert last_record(tmp_path) == {"step": 499, "loss": 1 / 499} | of_training
     assert len(read_log(tmp_path)) == 500  # all but what a kill has cut off
     (tmp_path / "log.jsonl").write_text("\n".join([*lines[:9], '{"step": 10, "lo', *lines[10:]]))
     with pytest.raises(UserError, match=r"log.jsonl, line 10 is damaged: .*; mend or remove it"):
