@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from logpast import metrics
 from logpast.cli import main
 from logpast.data import TokenStore, open_tokens, prepare
 from logpast.data.preparation import is_prepared
@@ -424,7 +425,8 @@ def test_documents_with_much_that_was_never_seen_are_told_apart(
     assert (found["familiar"]["documents"], found["others"]["documents"]) == (2, 1)
     nats = load_file(out / "nats.safetensors")
     known = np.ones(len(nats["model"]), bool)
-    documents = open_tokens(text, find_checkpoint(runs["memory"]).load_tokenizer()).documents
+    scored = open_tokens(text, find_checkpoint(runs["memory"]).load_tokenizer())
+    documents, blocks = scored.documents, probes.groups_of(scored, len(scored), 8)[0]
     known[documents.start[1] : documents.start[1] + documents.tokens[1]] = False
     for name, here in (("familiar", known), ("others", ~known)):
         part, gain = found[name], (nats["control"] - nats["model"])[here]
@@ -435,6 +437,9 @@ def test_documents_with_much_that_was_never_seen_are_told_apart(
         lags = part["cut"]["lag"]
         lost = nats[f"cut beyond {lags[2]}"] - nats["model"]
         assert part["cut"]["increase"][2] == mean(lost[here])
+        for values, told in ((lost[here], part["cut"]["interval"][2]), (gain, part["all"]["gain"]["interval"][0])):
+            by_hand = metrics.by_kind(values, np.zeros(here.sum(), np.int64), 1, blocks[here])
+            assert told == pytest.approx(by_hand["interval"][0], abs=1e-5)
         assert part["cut"]["tokens"] == here.sum()
     page, told = (out / "report.html").read_text(), capsys.readouterr().out
     assert "Familiar documents, and others" in page

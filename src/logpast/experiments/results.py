@@ -320,9 +320,9 @@ def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str] | None)
 def _telling_apart(entries: list[Entry], x: str) -> list[str]:
     """What tells lines from each other: LINES, and what else differs in the recipes of rows at one place of a line."""
     by, along = LINES.split(","), {x, COLUMNS.get(x, x), f"recipe.{x}", "recipe.seed"}
-    groups: dict[tuple[Any, ...], list[Entry]] = {}
+    groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in entries:
-        groups.setdefault(tuple(entry.get(name) for name in (*by, x)), []).append(entry)
+        groups.setdefault(tuple(_as_asked(entry.get(name)) for name in (*by, x)), []).append(entry)
     places = {n: None for entry in entries for n in entry.values if n.startswith("recipe.") and n not in along}
     named = {place: name for name, place in COLUMNS.items()}
     differing = [n for n in places if any(len({str(e.get(n)) for e in group}) > 1 for group in groups.values())]
