@@ -55,10 +55,16 @@ VERBS = {
     "results pages": Verb("logpast.experiments.pages", "pages", "bring the figures on the pages up to date"),
     "paper fig1": Verb("logpast.experiments.paper", "fig1", "draw the paper's Figure 1: the filters"),
     "paper figA1": Verb("logpast.experiments.paper", "fig_a1", "draw its Figure A1: wider and narrower filters"),
-    "paper results-figure": Verb("logpast.experiments.paper", "results_figure", "draw its results, and ours"),
+    "paper results-figure": Verb(
+        "logpast.experiments.paper", "results_figure", "draw its results, and ours", "where", "[WHERE …]"
+    ),
     "paper table1": Verb("logpast.experiments.paper", "table1", "its Table 1: systems of similar size"),
-    "paper tableA1": Verb("logpast.experiments.paper", "table_a1", "its Table A1: WikiText-103, and ours"),
-    "paper tableA2": Verb("logpast.experiments.paper", "table_a2", "its Table A2: PG-19, and ours"),
+    "paper tableA1": Verb(
+        "logpast.experiments.paper", "table_a1", "its Table A1: WikiText-103, and ours", "where", "[WHERE …]"
+    ),
+    "paper tableA2": Verb(
+        "logpast.experiments.paper", "table_a2", "its Table A2: PG-19, and ours", "where", "[WHERE …]"
+    ),
     "paper accounting": Verb("logpast.experiments.paper", "accounting", "what its per-word figures appear to count"),
 }
 

@@ -310,7 +310,7 @@ def test_how_many_slots_would_matter_by_chance() -> None:
 def test_where_the_gain_lies_and_where_sight_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Marks stand within the bar of their lag, on its logarithmic scale: 6 of 4 … 7 is 1 + log2(7/4) − ½ along."""
     marks = dict[str, float]()
-    monkeypatch.setattr(analysis_page, "_mark", lambda axis, place, label: marks.update({label: place}))
+    monkeypatch.setattr(analysis_page, "_mark", lambda axis, place, label, height: marks.update({label: place}))
     gain = {"nats": [0.5, -0.25], "interval": [None, None]}
     both = {"model": {"nats": [1.0, 1.0]}, "control": {"nats": [1.5, 0.75]}, "gain": gain}
     where = {"kinds": ["near", "far"], "tokens": [4, 4]} | both

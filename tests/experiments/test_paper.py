@@ -117,6 +117,17 @@ def test_titles_of_the_figure_stay_within_it(tmp_path: Path, drawn: list[Figure]
         assert len(axis.get_title("left")) > 20
 
 
+def test_of_ours_only_what_is_asked_for(ledger: Path, tmp_path: Path, drawn: list[Figure]) -> None:
+    everything = {one.name for one in paper.measured(printed.sweep("A1"), ledger)}
+    assert {"delta", "k = 100"} < everything
+    assert [one.name for one in paper.measured(printed.sweep("A1"), ledger, ["k=100", "seed=0"])] == ["k = 100"]
+    paper.results_figure(tmp_path / "f.png", results=ledger, where=["k=100"])
+    assert [text.get_text() for text in drawn[0].axes[2].get_legend().get_texts()] == ["k = 100"]
+    assert {line[2] for line in paper.table_a1(results=ledger, where=["k=100"]).rows if "¹" in line[2]} == {"k = 100¹"}
+    with pytest.raises(UserError, match="none of the"):
+        paper.table_a1(results=ledger, where=["k=7"])
+
+
 def test_only_what_belongs_stands_beside_the_table(ledger: Path) -> None:
     table = printed.sweep("A1")
     for entry in (
@@ -240,8 +251,10 @@ def test_a_memory_stands_beside_the_control_of_its_length_and_seed(tmp_path: Pat
     table = paper.table_a1(results=tmp_path)
     lines = {(line[0], line[2]): dict(zip(table.heads, line, strict=True)) for line in table.rows}
     # e^(1200 / 300), of the two familiar ones
-    assert lines["53", "delta¹"]["ours"] == "40.00 ± 0.00/80.00 ± 0.00/54.60 ± 0.00 (2 seeds)"
-    assert lines["53", "k = 200¹"]["ours"] == "39.00/78.00/50.74"
+    assert lines["53", "delta¹"]["ours"] == "40.00 ± 0.00/80.00 ± 0.00 (2 seeds)"
+    assert lines["53", "delta¹"]["ours, familiar"] == "54.60 ± 0.00"
+    assert [lines["53", "k = 200¹"][head] for head in ("ours", "ours, familiar")] == ["39.00/78.00", "50.74"]
+    assert "±: standard deviation over seeds" in table.notes
     assert lines["53", "k = 200¹"]["ours − delta"].startswith("+0.9450 [")
     assert lines["53", "k = 200¹"]["ours − delta, familiar"] == "-0.0733 [-0.1000, -0.0600]"
     assert {where for where, line in lines.items() if line["ours − delta"]} == {("53", "k = 200¹")}
@@ -300,14 +313,14 @@ def test_of_two_rows_of_a_run_the_one_that_tells_more_counts(tmp_path: Path) -> 
     older = row(53, 200, 0, 39.0)
     for each in (older, with_documents(older, [700.0, 390.0, 788.0]), older):
         append(tmp_path / "s.jsonl", each)
-    assert paper.table_a1(results=tmp_path).rows[-1][-1] == "39.00/78.00/50.74"
+    assert paper.table_a1(results=tmp_path).rows[-1][-2:] == ["39.00/78.00", "50.74"]
 
 
 def test_documents_that_a_model_gives_no_chance(tmp_path: Path) -> None:
     append(tmp_path / "s.jsonl", with_documents(row(53, None, 0, 40.0), [300.0, 400.0, 800.0]))
     append(tmp_path / "s.jsonl", with_documents(row(53, 200, 0, 39.0), [700.0, None, 788.0]))  # type: ignore[list-item]
     table = paper.table_a1(results=tmp_path)
-    assert dict(zip(table.heads, table.rows[-1], strict=True))["ours"] == "39.00/78.00/?"
+    assert table.rows[-1][-2:] == ["39.00/78.00", "?"]
     assert "ours − delta" not in table.heads
 
 

@@ -237,7 +237,7 @@ def test_lines_are_told_apart_by_whatever_differs(tmp_path: Path, drawn: list[Fi
 def test_no_two_lines_look_alike(tmp_path: Path, drawn: list[Figure]) -> None:
     results(folder=HERE, plot=tmp_path / "q.png")
     looks = [(line.get_color(), line.get_linestyle()) for line in drawn[0].axes[0].lines if line.get_marker() == "None"]
-    assert len(looks) == len(set(looks)) == 39
+    assert len(looks) == len(set(looks)) == 40
 
 
 def test_reading_does_not_wait_for_torch() -> None:

@@ -165,10 +165,10 @@ def _last_seen(part: Part, model: Part, control: Part | None) -> str:
     sights = {"model's history": model["history"]}
     if control and control["window"] == model["window"]:  # else its past begins elsewhere
         sights["control's sight"] = control["history"]
-    for label, reach in sights.items():
+    for height, (label, reach) in enumerate(sights.items()):
         for place, i in enumerate(order):
             if 0 < lags["from"][i] <= reach <= lags["to"][i]:
-                _mark(axis, place - 0.5 + math.log2((reach + 1) / lags["from"][i]), f"{label} ends")
+                _mark(axis, place - 0.5 + math.log2((reach + 1) / lags["from"][i]), f"{label} ends", height)
     total = sum(where["tokens"])
     head = ["the token last occurred", "tokens", "model"]
     head += ["control", "gain", "of all gain"] if side == "gain" else []
@@ -245,10 +245,12 @@ def _lags(part: Part, model: Part) -> str:
     )
 
 
-def _mark(axis: Any, place: float, label: str) -> None:
+def _mark(axis: Any, place: float, label: str, height: int) -> None:
+    """A line with its label above the axes and the shares, at a height of its own: two may be near each other."""
     axis.axvline(place, color="0.4", linestyle=":", linewidth=1)
-    how = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 8, "color": "0.3"}
-    axis.annotate(label, (place, 0.99), xycoords=("data", "axes fraction"), **how)
+    how = {"ha": "center", "va": "bottom", "fontsize": 8, "color": "0.3"}
+    above = {"xytext": (0, 10 + 10 * height), "textcoords": "offset points"}
+    axis.annotate(label, (place, 1), xycoords=("data", "axes fraction"), **above, **how)
 
 
 def _told_apart(part: Part, way: str) -> str:

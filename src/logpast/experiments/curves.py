@@ -117,7 +117,8 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
     found = [curve for group in groups for curve in group]
     height = max(4.2, 0.18 * len(found))  # for the legend
     figure = Figure(figsize=(14 if len(found) > 1 else 8, height), layout="constrained")
-    losses, *others = figure.subplots(1, 2 if len(found) > 1 else 1, squeeze=False)[0]
+    widths = [1] if len(found) == 1 else [1, 1] if len(groups) == 1 else [2, 3]  # pairs lie close, unlike their gaps
+    losses, *others = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     drawn = set()
     for number, group in enumerate(groups):
         for place, curve in enumerate(group):
@@ -133,7 +134,7 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
                 _dots(axis, curve, above(curve.validation, group[0].validation), x, **how)
     ends = [value for curve in found for value in [*curve.validation.values(), *list(curve.training.values())[-5:]]]
     highest = max(list(curve.training.values())[len(curve.training) // 10] for curve in found)
-    losses.set(title="loss (lines: training; dots: validation)")
+    losses.set(title="loss (lines: training, a running\nmean; dots: validation)")
     if max(highest, *ends) > min(ends):
         losses.set_ylim(min(ends) - 0.05 * (highest - min(ends)), max(highest, *ends))
     for axis in others:
@@ -145,7 +146,9 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
     for axis in (losses, *others):
         axis.set(xlabel="million tokens" if x == "tokens" else x, ylabel="nats per token")
     unframed(losses, *others)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)  # beside the lines, of which there may be many
+    legend = figure.legend(loc="outside right upper", frameon=False, fontsize=8)  # beside the lines, which may be many
+    for handle in filter(None, legend.legend_handles):
+        handle.set_alpha(1)
     write_picture(figure, plot)
 
 

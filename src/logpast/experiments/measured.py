@@ -9,7 +9,7 @@ from logpast.errors import UserError
 from logpast.experiments import printed
 from logpast.experiments.by_document import Documents, check, documents, familiar_perplexity, tells, values
 from logpast.experiments.ledger import hash_of, sound
-from logpast.experiments.results import Entry, read
+from logpast.experiments.results import Entry, chosen, condition, read
 from logpast.filters import PAPER_SPACING
 from logpast.plain import flat
 
@@ -58,15 +58,17 @@ class Series(NamedTuple):
         )
 
 
-def measured(table: printed.Sweep, results: Path) -> list[Series]:
+def measured(table: printed.Sweep, results: Path, where: list[str] | None = None) -> list[Series]:
     """Our runs that belong beside a table of the paper: its two systems and its bank, scored on its test set.
+
+    where: as `logpast results` takes it.
 
     Cells of a comparison (`logpast compare`) do not: there each system has a learning rate of its own.
     """
-    if results == RESULTS and not results.is_dir():  # an installed copy has none
+    if results == RESULTS and not results.is_dir() and not where:  # an installed copy has none
         return []
     found: dict[str, Series] = {}
-    for entry in read(results, "--results"):
+    for entry in chosen(read(results, "--results"), [condition(word) for word in where or []]):
         with sound(f"{entry.file}.jsonl, run {entry.get('run')!r} is not a row of a scored run"):
             if _belongs(entry, table):
                 _add(found, entry, table)

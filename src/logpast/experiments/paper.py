@@ -23,7 +23,7 @@ from logpast.typed import typed
 
 UNITS: dict[Measure, str] = {"ppl_token": "token", "ppl_word": "word", "ppl_familiar": "token, familiar documents"}
 HEADS = ("L", "τ*max", "system", "printed", "printed − delta",
-         "ours", "ours − delta", "ours − delta, familiar", "state KiB")  # fmt: skip
+         "ours", "ours − delta", "ours, familiar", "ours − delta, familiar", "state KiB")  # fmt: skip
 COLOURS = {"delta": "0.4", "k = 100": "tab:blue", "k = 150": "tab:orange", "k = 200": "tab:green"}
 
 
@@ -63,7 +63,10 @@ def fig_a1(out: Path = Path("figA1.png")) -> Path:
 
 @typed
 def results_figure(
-    out: Path = Path("results-figure.png"), measure: Measure = "ppl_token", results: Path = RESULTS
+    out: Path = Path("results-figure.png"),
+    measure: Measure = "ppl_token",
+    results: Path = RESULTS,
+    where: list[str] | None = None,
 ) -> Path:
     """Draw the paper's results, perplexity against L on both corpora, and under them ours, where there are any.
 
@@ -73,6 +76,7 @@ def results_figure(
     Examples:
         logpast paper results-figure
         logpast paper results-figure --measure ppl_word --out docs/results.svg
+        logpast paper results-figure file=sweep-small
 
     Args:
         out: the picture to write; .png, .svg and .pdf are known. An existing one is replaced.
@@ -80,13 +84,14 @@ def results_figure(
             accounting` for what the latter appears to count. Ours count every token. ppl_familiar is ppl_token; of
             ours, without documents of which more than 1 % of tokens never stand in the training text.
         results: folder of the ledger.
+        where: NAME=VALUE, as many as wanted: of ours only rows of which all hold, as for `logpast results`.
 
     Returns:
         Where the picture is.
     """
     check_picture(out)
     tables = [printed.sweep("A1"), printed.sweep("A2")]
-    ours = [measured(table, results) for table in tables]
+    ours = [measured(table, results, where) for table in tables]
     from matplotlib.figure import Figure
 
     rows = 2 if any(ours) else 1
@@ -117,7 +122,7 @@ def _draw_printed(axis: Any, table: printed.Sweep, measure: Measure) -> str:
 
 
 def _draw_measured(axis: Any, series: list[Series], measure: Measure) -> str:
-    """A point a seed, a line through the means; where nothing was measured, that."""
+    """A point a seed, white where there is one alone, a line through the means; where nothing was measured, that."""
     if not any(one.values(slots, measure) for one in series for slots in one.points):
         why = "no row tells of familiar documents" if series else "not measured yet"
         axis.text(0.5, 0.5, why, transform=axis.transAxes, ha="center", color="0.4")
@@ -134,8 +139,9 @@ def _draw_measured(axis: Any, series: list[Series], measure: Measure) -> str:
         (line,) = axis.plot(places, means, style, label=label, **look)
         drawn.append(one.kind)
         for slots in places:
-            for value in one.values(slots, measure):
-                axis.plot(slots, value, "o", color=line.get_color(), markersize=2.5)
+            values = one.values(slots, measure)
+            for value in values:
+                axis.plot(slots, value, "o", color=line.get_color() if len(values) > 1 else "white", markersize=2.5)
     lines = ["ours, smaller scale", *notes] if len(notes) > 1 else [f"ours, smaller scale: {series[0].about}"]
     return "\n".join([*lines, *_remarks(series, measure)])
 
@@ -145,7 +151,7 @@ def _remarks(series: list[Series], measure: Measure) -> list[str]:
     apart = [one for one in series if one.documents.tell_apart and measure == "ppl_familiar"]
     remarks = [f"only {each} documents, the familiar ones" for each in dict.fromkeys(_familiar(one) for one in apart)]
     if any(len(seeds) > 1 for one in series for seeds in one.points.values()):
-        remarks.append("small points: single seeds")
+        remarks.append("small points: single seeds; white: the only one")
     return ["; ".join(remarks)] if remarks else []
 
 
@@ -199,7 +205,7 @@ def table1(out: Path | None = None) -> Table:
 
 
 @typed
-def table_a1(out: Path | None = None, results: Path = RESULTS) -> Table:
+def table_a1(out: Path | None = None, results: Path = RESULTS, where: list[str] | None = None) -> Table:
     """Print the paper's Table A1, WikiText-103 by L and k, and what we measured beside it, where there is any.
 
     Examples:
@@ -209,15 +215,16 @@ def table_a1(out: Path | None = None, results: Path = RESULTS) -> Table:
     Args:
         out: write it to this file too: .md, .csv or .json. An existing one is replaced.
         results: folder of the ledger.
+        where: NAME=VALUE, as many as wanted: of ours only rows of which all hold, as for `logpast results`.
 
     Returns:
         The table.
     """
-    return _give_sweep("A1", out, results)
+    return _give_sweep("A1", out, results, where)
 
 
 @typed
-def table_a2(out: Path | None = None, results: Path = RESULTS) -> Table:
+def table_a2(out: Path | None = None, results: Path = RESULTS, where: list[str] | None = None) -> Table:
     """Print the paper's Table A2, PG-19 by L and k, and what we measured beside it, where there is any.
 
     Examples:
@@ -227,18 +234,19 @@ def table_a2(out: Path | None = None, results: Path = RESULTS) -> Table:
     Args:
         out: write it to this file too: .md, .csv or .json. An existing one is replaced.
         results: folder of the ledger.
+        where: NAME=VALUE, as many as wanted: of ours only rows of which all hold, as for `logpast results`.
 
     Returns:
         The table.
     """
-    return _give_sweep("A2", out, results)
+    return _give_sweep("A2", out, results, where)
 
 
-def _give_sweep(name: str, out: Path | None, results: Path) -> Table:
+def _give_sweep(name: str, out: Path | None, results: Path, where: list[str] | None) -> Table:
     """As printed, and below it what we measured, each beside the printed figure; in a file, all cells in one table."""
     check_form(out, results, RESULTS)
     table = printed.sweep(name)
-    series = measured(table, results)
+    series = measured(table, results, where)
     heads = ["L", "delta", "τ*max", *map(k_equals, printed.SHARPNESSES)]
     rows = [
         [str(row.slots), _pair(row.delta), f"{row.window:,}", *map(_pair, row.filters.values())] for row in table.rows
@@ -290,7 +298,14 @@ def _as_printed(cells: dict[str, printed.Cell], name: str) -> dict[str, str]:
 
 
 def _as_measured(one: Series, series: list[Series], slots: int) -> dict[str, str]:
-    found = {"system": f"{one.name}{_mark(one, series)}", "ours": _mean_figures(one, slots)}
+    seeds = len(one.points[slots])
+    means = f"{_means(one, slots, 'ppl_token')}/{_means(one, slots, 'ppl_word')}"
+    found = {
+        "system": f"{one.name}{_mark(one, series)}",
+        "ours": means + (f" ({seeds} seeds)" if seeds > 1 else ""),
+    }
+    if one.documents.tell_apart:
+        found["ours, familiar"] = _means(one, slots, "ppl_familiar")
     if slots in one.states:
         found["state KiB"] = f"{one.states[slots] / 2**10:,.0f}"
     for control in series:
@@ -308,13 +323,16 @@ def _our_notes(series: list[Series], heads: list[str]) -> list[str]:
         f"{'printed, ours' if series else 'printed'}: perplexity per token/per word; − delta: nats per token against "
         "the control of the same L, below 0 where the memory is better",
     ]
+    if any(len(seeds) > 1 for one in series for seeds in one.points.values()):
+        notes.append("±: standard deviation over seeds")
     if "ours − delta" in heads:
         notes.append(
-            "of ours, against the same seeds; in brackets 95 % over documents, which says nothing of other seeds"
+            "ours − delta: between runs of the same seed; in brackets, 95 % over documents: of these runs, it says "
+            "nothing of other seeds"
         )
     if any(one.documents.tell_apart for one in series):
         notes.append(
-            "ours, third figure, and familiar: over the documents with at most "
+            "familiar: per token, over the documents with at most "
             f"{100 * UNSEEN:g} % of tokens that the training text never has ("
             + ", ".join(
                 dict.fromkeys(_familiar(one) + _mark(one, series) for one in series if one.documents.tell_apart)
@@ -348,14 +366,10 @@ def _pair(cell: printed.Cell) -> str:
     return f"{cell.raw:.2f}/{cell.word:.2f}"
 
 
-def _mean_figures(series: Series, slots: int) -> str:
-    """Per token/per word, and per token over familiar documents where there are others, if all rows tell them."""
-    measures: list[Measure] = ["ppl_token", "ppl_word"]
-    if series.documents.tell_apart:
-        measures.append("ppl_familiar")
-    found, seeds = [series.values(slots, name) for name in measures], len(series.points[slots])
-    means = "/".join(spread(some, 2) if len(some) == seeds else "?" for some in found)
-    return means + (f" ({seeds} seeds)" if seeds > 1 else "")
+def _means(series: Series, slots: int, measure: Measure) -> str:
+    """Over seeds, if all rows tell it."""
+    found = series.values(slots, measure)
+    return spread(found, 2) if len(found) == len(series.points[slots]) else "?"
 
 
 @typed
@@ -426,8 +440,8 @@ def _notes(wiki: printed.Sweep, books: printed.Sweep) -> list[str]:
         "Word → all: the per-word figure as printed, and e^(ln(raw) · tokens/words), what it would be with every token "
         "counted if those left out are like the rest. An inference from the printed tables, not a measurement: "
         f"{last.word:.2f} would read {words:.2f} on {wiki.words:,} words, and {with_ends:.2f} on "
-        f"{wiki.words + (wiki.lines or 0):,} words and line ends, Transformer-XL's basis. Comparisons within the raw "
-        "column are not touched by it.",
+        f"{wiki.words + (wiki.lines or 0):,} words and line ends, Transformer-XL's basis. In the raw column, memory "
+        "against control within a row of L above 21 is not touched by it.",
     ]
 
 

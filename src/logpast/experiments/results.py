@@ -94,7 +94,7 @@ def results(
     elif x or y or by:
         raise UserError("--x, --y and --by are of a picture; give --plot FILE too")
     _check_targets({"--json": json, "--csv": csv, "--plot": plot}, folder)
-    conditions = [_condition(word) for word in where or []]
+    conditions = [condition(word) for word in where or []]
     entries = read(folder)
     if not entries:
         raise UserError(f"{folder} holds no rows; `logpast eval … --record {folder}/NAME.jsonl` writes one")
@@ -179,7 +179,7 @@ def corpus(row: dict[str, Any]) -> str:
     return test if train == test else f"{train}→{test}"
 
 
-def _condition(word: str) -> tuple[str, str]:
+def condition(word: str) -> tuple[str, str]:
     """NAME=VALUE, in two."""
     name, given, wanted = word.partition("=")
     if not given:

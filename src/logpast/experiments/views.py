@@ -358,7 +358,7 @@ def _where_gained(results: Path, name: str) -> str:
     kinds = first["last_seen"]["where"]["kinds"]
     lines = [
         *rows(["all"], "scores", "all"),
-        *rows([f"in the window: {place}" for place in places], "position", "binned"),
+        *rows([f"position in the window: {place}" for place in places], "position", "binned"),
         *rows([f"last occurrence: {kind}" for kind in kinds], "last_seen", "where"),
     ]
     return markdown(Table(["tokens", "share", *(f"gain, {seed}" for seed in seeds)], lines))
