@@ -262,12 +262,27 @@ def test_bad_evaluation_is_told_in_a_line(
         assert "byte 4" in error
 
 
-@pytest.mark.parametrize("content", ["model: log_memory", "model: [1]", "model: {system: [a]}", "model: {system: 3}"])
-def test_bad_models_in_recipes_are_told_in_a_line(
-    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("content", ["model: log_memory", "model: [1]", "model: {system: [a]}", "model: {system: 3}",
+                                     "data: my.txt", "optimizer: [1]", "optimizer:\ndata:"])  # fmt: skip
+def test_bad_recipes_are_told_in_a_line(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "recipe.yaml").write_text(content)
-    assert "recipe.yaml" in error_of(capsys, "train", "--config", tmp_path / "recipe.yaml")
+    told = error_of(capsys, "train", "--config", tmp_path / "recipe.yaml", "--run", tmp_path / "run")
+    assert ("data.train" if content.endswith("data:") else "recipe.yaml") in told
+
+
+def test_sections_are_no_options(books: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "write --data.train TEXT" in error_of(capsys, "train", "--run", "r", "--data", books)
+    assert "write --optimizer.learning_rate" in error_of(capsys, "train", "--run", "r", "--optimizer=3")
+    run("train", "--help")
+    told = capsys.readouterr().out
+    assert "settings of data: what to train on:" in told
+    assert "--data CONFIG" not in told
+
+
+def test_an_empty_section_is_as_good_as_none(store: TokenStore, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("optimizer:\n")
+    words = ["--config", tmp_path / "recipe.yaml", "--run", tmp_path / "run", "--data.train", store.path]
+    assert run("train", *words, *TINY, "--accelerator", "cpu") == 0
 
 
 def test_odd_prompts_are_taken(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

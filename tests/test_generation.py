@@ -109,6 +109,8 @@ def test_generate_verb(train_config: TrainConfig, capsys: pytest.CaptureFixture[
     assert greedy[0] == greedy[1]
     (tmp_path / "prompt.txt").write_text("And God")
     assert generate(config.run, prompt_file=tmp_path / "prompt.txt", tokens=40, seed=3) == text
+    (tmp_path / "prompt.txt").write_bytes(b"And\r\n")
+    assert generate(config.run, prompt_file=tmp_path / "prompt.txt", tokens=1).startswith("And\r\n")
     assert generate(config.run, tokens=5)  # no prompt at all
 
 

@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import logpast
@@ -23,6 +24,9 @@ from logpast.typed import settled
         (lambda: TrainConfig(Path("x"), DataConfig("x"), steps=1, precision="bf16"), r"cannot be 'bf16'; known: 32"),
         (lambda: TrainConfig(Path("x"), DataConfig("x"), steps="5"), r"steps cannot be '5'; it is no text, but int"),
         (lambda: TrainConfig(Path("x"), DataConfig("x"), model="recent", steps=1), r"no text, but ModelConfig"),
+        (lambda: TrainConfig(Path("x"), DataConfig("x"), steps=1.5), r"steps cannot be 1\.5; .* whole number"),
+        (lambda: LogMemoryConfig(window=float("inf")), r"model\.window cannot be inf; it must be a whole number"),
+        (lambda: logpast.generate("x", tokens=2.5), r"tokens cannot be 2\.5; it must be a whole number"),
         (lambda: LogMemoryConfig(window="16"), r"model\.window cannot be '16'"),
         (lambda: LogMemoryConfig(kernel="isit"), r"model\.kernel cannot be 'isit'; did you mean isith\?"),
         (lambda: CompressiveConfig(compression="median"), r"model\.compression cannot be 'median'"),
@@ -50,10 +54,19 @@ def test_a_wrong_word_is_told(make: Any, message: str) -> None:
         (["a"], list[str], ["a"]),
         ("a", Any, "a"),
         (3, Path, 3),
+        (3.0, int | None, 3),
+        (np.int64(3), int, 3),
+        (3.5, int | float, 3.5),
+        (True, bool, True),
+        (Path("a"), str, "a"),
+        (Path("a"), list[str], ["a"]),
+        ([Path("a"), "b"], list[str], ["a", "b"]),
     ],
 )
 def test_values_as_their_types_have_them(value: Any, kind: Any, expected: Any) -> None:
-    assert settled("name", value, kind) == expected
+    found = settled("name", value, kind)
+    assert found == expected
+    assert type(found) is type(expected)
 
 
 @pytest.mark.parametrize("name", [name for name in VERBS if name != "train"])

@@ -181,10 +181,14 @@ def _parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
 
 def _parse(parser: ArgumentParser, argv: list[str]) -> dict[str, Any]:
     """Options as plain values; a mistake becomes one line, with the nearest name for an unknown option."""
-    from argparse import ArgumentError
+    from argparse import SUPPRESS, ArgumentError
 
-    for group in parser._action_groups:  # the docstring's first line, which the description has already
-        if group.title not in ("positional arguments", "options"):
+    for group in parser._action_groups:
+        section = next((action for action in group._group_actions if action.metavar == "CONFIG"), None)
+        if section:  # whose settings are given one by one, or by a recipe
+            section.help = SUPPRESS
+            group.title = f"settings of {section.dest}: {group.title}"
+        elif group.title not in ("positional arguments", "options"):  # of the first line, which is above already
             group.title = "settings"
     known = [option for action in parser._actions for option in action.option_strings]
     bools = [name for a in parser._actions if getattr(a, "_typehint", None) is bool for name in a.option_strings]
@@ -227,6 +231,9 @@ def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
                 recipes.append((value, read_recipe(Path(value))))
             else:
                 system = value
+        elif option in ("--data", "--optimizer"):
+            such = "--data.train TEXT" if option == "--data" else "--optimizer.learning_rate NUMBER"
+            raise UserError(f"{option} has settings of its own; write {such}, or see logpast train --help")
         else:
             rest.append(word)
     named = [recipe["model"]["system"] for _, recipe in recipes if "system" in recipe["model"]]

@@ -171,6 +171,6 @@ def _check(tokens: int, temperature: float, top_k: int | None, top_p: float | No
 
 def _read(file: Path) -> str:
     try:
-        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        return sys.stdin.read() if str(file) == "-" else file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the prompt from {file}: {error}") from None

@@ -1,7 +1,7 @@
 """Types of settings, held to in a notebook as the command line holds to them.
 
-A misspelt choice that goes unnoticed changes a result without a word, so it is an error, wherever it comes from; and a
-path may be given as a text.
+A misspelt choice that goes unnoticed changes a result without a word, so it is an error, wherever it comes from, and so
+is half a step; a path may be given as a text, and a text as a path.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
+from numbers import Real
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -41,10 +42,19 @@ def settle(config: Any, before: str = "") -> None:
 
 
 def settled(name: str, value: Any, kind: Any) -> Any:
-    """A setting of this type: a text is one of its choices, a path, a list of one, or wrong; all else is as it is,
-    where there is more than choices.
+    """A setting of this type: a text is one of its choices, a path, a list of one, or wrong; a number is whole where
+    it must be; all else is as it is, where there is more than choices.
     """
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if isinstance(value, Path) and Path not in kinds:
+        value = str(value)
+    elif isinstance(value, list | tuple) and list[str] in kinds:
+        value = [str(each) if isinstance(each, Path) else each for each in value]
+    elif number and int in kinds and float not in kinds:
+        if value % 1:
+            raise UserError(f"{name} cannot be {value}; it must be a whole number")
+        value = int(value)
     choices = [choice for each in kinds if get_origin(each) is Literal for choice in get_args(each)]
     others = [each for each in kinds if get_origin(each) is not Literal and each is not type(None)]
     if value is None or (others and not isinstance(value, str)):

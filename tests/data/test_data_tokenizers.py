@@ -191,6 +191,9 @@ TOKEN = {
         (altered(added_tokens=[]), "added token"),
         (altered(added_tokens=[TOKEN | {"special": False}]), "added token"),
         (altered(model__vocab={END_OF_TEXT: 0}, model__merges=[]), "256 bytes"),
+        (altered(model__end_of_word_suffix="</w>"), "without end_of_word_suffix"),
+        (altered(model__continuing_subword_prefix="##"), "without continuing_subword_prefix"),
+        (altered(model__ignore_merges=True), "without ignore_merges"),
     ],
 )
 def test_a_foreign_tokenizer_is_refused(content: str, what: str, tmp_path: Path) -> None:
@@ -200,6 +203,19 @@ def test_a_foreign_tokenizer_is_refused(content: str, what: str, tmp_path: Path)
         load_tokenizer(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_what_a_file_says_of_batches_does_not_touch_a_text(tmp_path: Path) -> None:
+    path, text = tmp_path / "tokenizer.json", "some words, more than two of them"
+    path.write_text(altered())
+    plain = load_tokenizer(path)
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    pad = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
+    for said in ({"truncation": cut}, {"padding": pad | {"pad_token": "x"}}):
+        path.write_text(altered(**said))
+        other = load_tokenizer(path)
+        assert other.fingerprint == plain.fingerprint
+        assert other.encode(text).tolist() == plain.encode(text).tolist()
 
 
 @pytest.mark.parametrize("spec", ["gpt3", "bpe-4096", "nowhere/tokenizer.json", "."])

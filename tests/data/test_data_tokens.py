@@ -442,6 +442,12 @@ def test_another_tokenizer_slipped_in(books: Path) -> None:
         TokenStore.open("out").load_tokenizer()
 
 
+@pytest.mark.parametrize("documents", [[], [[5]], [[-1]], [[1.5]], [[1], [65541]], [[[1]]]])
+def test_in_memory_takes_ids_alone(documents: list[Any]) -> None:
+    with pytest.raises(UserError, match="whole numbers from 0 to 4"):
+        TokenStore.in_memory(documents, size=5, eot=0)
+
+
 def test_in_memory() -> None:
     store = TokenStore.in_memory([[1, 2, 3], [4]], size=5, eot=0)
     assert store.tokens.tolist() == [1, 2, 3, 4]

@@ -192,6 +192,15 @@ def test_a_full_disk_takes_no_scores_away(
         evaluate(run, str(books), save_nats=tmp_path / "n.npy")
     assert (tmp_path / "n.npy").read_text() == "old"
     assert "ppl_token" in capsys.readouterr().out
+    with pytest.raises(UserError, match="No space left"):
+        evaluate(run, str(books), json=str(tmp_path / "scores.json"))
+    assert "ppl_token" in capsys.readouterr().out
+
+
+def test_a_model_without_numbers_is_told(run: Path, books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "score", lambda *args, **settings: np.array([1.0, np.nan]))
+    with pytest.raises(UserError, match="gives no numbers: its training diverged"):
+        evaluate(run, str(books))
 
 
 def test_paper_accounting_needs_slots(train_config: TrainConfig, books: Path) -> None:

@@ -250,6 +250,10 @@ def test_the_carried_state_matters(train_config: TrainConfig) -> None:
     assert {name: tuple(value.shape) for name, value in state.items()} == {"memory": (3, 2, 8, 16), "filled": (3,)}
     assert state["filled"].tolist() == [8, 8, 8]
     save_file({name: 0 * value for name, value in state.items()}, first / "carried.safetensors")
+    with pytest.raises(UserError, match="its bytes are not those that were saved"):
+        train(replace(config, run=config.run.with_name("other"), resume=str(first)))
+    about = json.loads((first / "state.json").read_text())
+    (first / "state.json").write_text(json.dumps({name: about[name] for name in about.keys() - {"sums"}}))
     train(replace(config, run=config.run.with_name("other"), resume=str(first)))
     assert not torch.equal(weights(config.run)["table.weight"], weights(config.run.with_name("other"))["table.weight"])
 
@@ -645,6 +649,27 @@ def test_truncated_checkpoint_falls_back_to_the_one_before(
     assert find_checkpoint(config.run, "latest").path == last
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+def test_bytes_that_were_not_saved_are_told(train_config: TrainConfig, file: str) -> None:
+    config = replace(train_config, steps=2)
+    train(config)
+    (folder,) = sorted_checkpoints(config.run)
+    content = bytearray((folder / file).read_bytes())
+    content[-8:] = bytes(8)
+    (folder / file).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{file} cannot be read \(its bytes are not those that were saved\)"):
+        open_checkpoint(folder)._load(file)
+
+
+@pytest.mark.parametrize("state", [{"sizes": {}}, {"sizes": {}, "step": 1}, {"sizes": {}, "step": None, "data": {}}])
+def test_a_state_that_lacks_what_is_wanted(train_config: TrainConfig, state: dict[str, Any]) -> None:
+    train(replace(train_config, steps=1))
+    (folder,) = sorted_checkpoints(train_config.run)
+    (folder / "state.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match="is not a whole checkpoint"):
+        open_checkpoint(folder)
+
+
 def test_interrupt_saves_and_stops(train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     handler = signal.getsignal(signal.SIGINT)
     config = replace(train_config, checkpoint_every=1000, validate_every=1000)
@@ -756,6 +781,10 @@ def test_the_last_record_is_found_from_the_end(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text("\n".join([*lines[:9], '{"step": 10, "lo', *lines[10:]]))
     with pytest.raises(UserError, match=r"log.jsonl, line 10 is damaged: .*; mend or remove it"):
         read_log(tmp_path)
+    for damaged in (b"null", b'{"stp": 3}', b'{"step": "x"}', b"\xff\xfe"):
+        (tmp_path / "log.jsonl").write_bytes(b"\n".join([lines[0].encode(), damaged, lines[2].encode()]))
+        with pytest.raises(UserError, match=r"line 2 is damaged: .*; mend or remove it"):
+            read_log(tmp_path)
 
 
 def test_on_a_cpu_batches_are_made_by_the_thread_that_trains(train_config: TrainConfig) -> None:

@@ -64,11 +64,11 @@ def prepare(
         logpast data prepare pg19:test --out data/pg19-test
 
     Args:
-        sources: Text to prepare: files, folders (every *.txt below), globs, or parts of known corpora, which
-            are wikitext103:train, wikitext103:validation, wikitext103:test, pg19:train, pg19:validation,
-            pg19:test and wiki22k:train; 'pg19:train[:50]' is its first 50 documents, 'pg19:train[::10]' the first of
-            every ten, in the order in which they are read. Several become one store, in the order given. A corpus's
-            bare name, given alone, means all its splits that can be had, each a store: OUT/train, OUT/validation …
+        sources: Text to prepare: files, folders (every *.txt below), globs, or parts of known corpora: wikitext103,
+            pg19 and kjv, each with :train, :validation or :test, and wiki22k:train; 'pg19:train[:50]' is its first 50
+            documents, 'pg19:train[::10]' the first of every ten, in the order in which they are read. Several become
+            one store, in the order given. A corpus's bare name, given alone, means all its splits that can be had, each
+            a store: OUT/train, OUT/validation …
         out: The folder to make. It must not exist yet, and it appears only when it is complete.
         tokenizer: gpt2; or bpe-SIZE, such as bpe-4096, to train one on this very text (of several splits, on
             train alone); or the path of a tokenizer.json or of another store, to use its tokenizer. A test

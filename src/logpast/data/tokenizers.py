@@ -114,6 +114,8 @@ class BPE(Tokenizer):
     def __init__(self, content: str) -> None:
         self._tokenizer = hf.Tokenizer.from_str(content)
         self._tokenizer.encode_special_tokens = True  # a special token written in text is text
+        self._tokenizer.no_truncation()  # nor does what a file says of batches cut or lengthen a text
+        self._tokenizer.no_padding()
         parsed = json.loads(content)
         ids, eot = parsed["model"]["vocab"], parsed["added_tokens"][0]["id"]
         merges = [m if isinstance(m, str) else " ".join(m) for m in parsed["model"]["merges"]]
@@ -224,5 +226,8 @@ def _refuse_foreign(parsed: dict[str, Any]) -> None:
         raise ValueError("its pre-tokenizer must have add_prefix_space false and use_regex true")
     if [(t["content"], t["special"]) for t in parsed["added_tokens"]] != [(END_OF_TEXT, True)]:
         raise ValueError(f"it must have {END_OF_TEXT} as its only added token")
+    for name in ("end_of_word_suffix", "continuing_subword_prefix", "ignore_merges"):
+        if model.get(name):
+            raise ValueError(f"it must be a BPE of vocabulary and merges alone, without {name}")
     if model.get("dropout") or not model["vocab"].keys() >= _byte_of_letter().keys():
         raise ValueError("it must have a token for each of the 256 bytes, and no dropout")

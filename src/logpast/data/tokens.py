@@ -132,7 +132,10 @@ class TokenStore:
     @classmethod
     def in_memory(cls, documents: Sequence[npt.ArrayLike], size: int, eot: int, name: str = "memory") -> TokenStore:
         """A store of ids without text: each counts as a word and a byte, and a document as a line."""
-        ids = [np.asarray(document, dtype=id_dtype(size)) for document in documents]
+        given = [np.asarray(document) for document in documents]
+        if not given or not all(_are_ids(document, size) for document in given):
+            raise UserError(f"a store wants documents of ids, whole numbers from 0 to {size - 1}")
+        ids = [document.astype(id_dtype(size)) for document in given]
         tokens = np.array([len(document) for document in ids], dtype=np.int64)
         lines, names = np.ones_like(tokens), [str(n) for n in range(len(ids))]
         table = Documents(np.cumsum(tokens) - tokens, tokens, tokens, lines, tokens, names)
@@ -146,6 +149,11 @@ class TokenStore:
         if tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise UserError(f"{self.path / 'tokenizer.json'} is not the one the store was made with: prepare it again")
         return tokenizer
+
+
+def _are_ids(values: npt.NDArray[Any], size: int) -> bool:
+    whole = values == values.astype(np.int64)
+    return values.ndim == 1 and bool((whole & (values >= 0) & (values < size)).all())
 
 
 def is_store(spec: str | Path) -> bool:

@@ -132,7 +132,10 @@ def _score_checkpoint(
 ) -> NDArray[np.float64]:
     model = load(checkpoint, device, precision)
     with arithmetic(device, precision), meter("scoring", len(store)) as progress:
-        return score(model, store, model.window, model.history, batch_size, streams, device, progress=progress.update)
+        nats = score(model, store, model.window, model.history, batch_size, streams, device, progress=progress.update)
+    if np.isnan(nats).any():
+        raise UserError(f"{checkpoint.path} gives no numbers: its training diverged; take an earlier checkpoint")
+    return nats
 
 
 def device_for(name: str, precision: str) -> torch.device:
@@ -179,8 +182,6 @@ def _report(result: dict[str, Any], json: str | None) -> None:
     if json == "-":
         print(text)
         return
-    if json is not None:
-        write_whole(Path(json), text + "\n")
     for part in (result, result.get("all")):
         if part:
             _print_figures(part, result["data"])
@@ -191,6 +192,8 @@ def _report(result: dict[str, Any], json: str | None) -> None:
             + (" [{:+.4f}, {:+.4f}]".format(*other["interval"]) if "interval" in other else "")
             + f", better on {other['documents_better']} of {other['documents']} documents"
         )
+    if json is not None:  # last: a full disk takes no figures away
+        write_whole(Path(json), text + "\n")
 
 
 def _print_figures(found: dict[str, Any], data: str) -> None:

@@ -92,6 +92,8 @@ class LogMemory(nn.Module):
         """
         table = table.weight if isinstance(table, nn.Embedding) else table
         ids = self._within_horizon(ids, "batch", "tokens")
+        if ids.is_floating_point():
+            raise ValueError(f"ids should be whole numbers, got {ids.dtype}; `forward` takes embeddings")
         if ids.dtype not in (torch.int32, torch.int64):
             ids = ids.long()
         if lengths is not None:
@@ -129,8 +131,12 @@ class LogMemory(nn.Module):
 
     @staticmethod
     def _real(history: Tensor, lengths: Lengths) -> Tensor:
+        counts = torch.as_tensor(lengths, device=history.device)
+        if counts.shape != history.shape[:1] or counts.dtype == torch.bool or counts.is_floating_point():
+            told = f"{counts.dtype} of shape {tuple(counts.shape)}"
+            raise ValueError(f"lengths should be a whole number for each of {len(history)} histories, got {told}")
         from_the_end = torch.arange(history.shape[1], 0, -1, device=history.device)
-        return from_the_end <= torch.as_tensor(lengths, device=history.device).unsqueeze(1)
+        return from_the_end <= counts.unsqueeze(1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         result = super()._apply(fn, recurse)

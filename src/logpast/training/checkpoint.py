@@ -15,6 +15,7 @@ Finished cells of sweeps and comparisons have no optimizer and no carried state 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -52,7 +53,7 @@ class Checkpoint:
         return int(self.state["step"])
 
     def weights(self) -> dict[str, Tensor]:
-        return _load(self.path / "model.safetensors")
+        return self._load("model.safetensors")
 
     def load_model(self) -> LanguageModel:
         model = build(self.config.model)
@@ -76,14 +77,26 @@ class Checkpoint:
         return tokenizer
 
     def load_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        tensors = _load(self.path / "optimizer.safetensors")
+        tensors = self._load("optimizer.safetensors")
         for name, parameter in model.named_parameters():
             found = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.startswith(f"{name}/")}
             optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in found.items()}
 
     def carried(self) -> State:
         """The state of all lanes of the text, after the last step."""
-        return _load(self.path / "carried.safetensors")
+        return self._load("carried.safetensors")
+
+    def _load(self, name: str) -> dict[str, Tensor]:
+        file = self.path / name
+        if name in FOR_TRAINING and not file.exists():
+            raise UserError(f"{self.path} has weights alone, to score or sample; to train, give another --run folder")
+        try:
+            saved = self.state.get("sums", {}).get(name)  # older ones have none
+            if saved and saved != _sum(file):
+                raise ValueError("its bytes are not those that were saved")
+            return load_file(file)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(f"{file} cannot be read ({error}); use another checkpoint of the run") from None
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -96,6 +109,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 raise ValueError(f"{name} is truncated")
         with safe_open(path / "model.safetensors", "pt"):
             pass  # its header is whole
+        int(state["step"]), state["data"]["tokenizer"]  # what whoever uses it will want
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError, SafetensorError) as error:
         raise UserError(f"{path} is not a whole checkpoint ({type(error).__name__}: {error})") from None
     return Checkpoint(path, state, config)
@@ -170,8 +184,10 @@ def save_checkpoint(
             text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
             (folder / "config.yaml").write_text(text, encoding="utf-8")
             tokenizer.save(folder)
-            sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
-            (folder / "state.json").write_text(json.dumps(state | {"sizes": sizes}, indent=2) + "\n")
+            files = sorted(folder.iterdir())
+            sizes = {file.name: file.stat().st_size for file in files}
+            sums = {file.name: _sum(file) for file in files if file.suffix == ".safetensors"}
+            (folder / "state.json").write_text(json.dumps(state | {"sizes": sizes, "sums": sums}, indent=2) + "\n")
     best = (state.get("best") or {}).get("step")
     for old in sorted_checkpoints(run)[: -config.keep]:
         if old != checkpoint_path(run, best or -1):
@@ -193,10 +209,6 @@ def _on_cpu(tensors: dict[str, Any]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _load(file: Path) -> dict[str, Tensor]:
-    if file.name in FOR_TRAINING and not file.exists():
-        raise UserError(f"{file.parent} has weights alone, to score or sample; to train, give another --run folder")
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} cannot be read ({error}); use another checkpoint of the run") from None
+def _sum(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -75,11 +75,14 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     """The file's records; a last line that was cut off by a kill is left out."""
     if not path.exists():
         return []
-    found, lines = [], path.read_text(encoding="utf-8").splitlines()
+    found, lines = [], path.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            record = json.loads(line)
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                raise ValueError("it has no step")
+            found.append(record)
+        except ValueError as error:
             if number < len(lines):
                 raise UserError(f"{path}, line {number} is damaged: {error}; mend or remove it") from None
     return found

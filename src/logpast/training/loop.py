@@ -1,5 +1,5 @@
 """Training: reads from top to bottom. Weights, data order and learning rate are functions of seed and step alone,
-so a run that was killed and resumed is, on a CPU, the run left alone, to the bit.
+so a run that was killed and resumed is, on a CPU and not compiled, the run left alone, to the bit.
 """
 
 from __future__ import annotations

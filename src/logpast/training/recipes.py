@@ -56,6 +56,11 @@ def as_recipe(values: Any, place: object) -> dict[str, Any]:
     model = values.setdefault("model", {})
     if not isinstance(model, dict) or not isinstance(model.get("system", ""), str):
         raise UserError(f"{place}: model should hold settings, such as system: log_memory and slots: 53")
+    for section, such in (("data", "train: my.txt"), ("optimizer", "learning_rate: 6e-4")):
+        if values.get(section, {}) is None:  # nothing under it: as if left out
+            del values[section]
+        elif not isinstance(values.get(section, {}), dict):
+            raise UserError(f"{place}: {section} should hold settings, such as {such}")
     return values
 
 
