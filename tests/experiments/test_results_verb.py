@@ -111,7 +111,10 @@ RUN: dict[str, Any] = {
         ("a.jsonl", "\udcff", "is not a ledger"),
         ("a.json", "\udcff", "is not a table"),
         *(("a.json", text, "is not a table") for text in ('{"rows":5}', '{"rows":[1]}', '{"hardware":"H200"}')),
-        *(("a.jsonl", f'{{"a": {word}}}', f"line 2 is not a row: {word} is no") for word in ("NaN", "-Infinity")),
+        *(
+            ("a.jsonl", f'{{"a": {word}}}', f"line 2 is not a row: {word} is no")
+            for word in ("NaN", "-Infinity", "1e999")
+        ),
         ("a.json", '{"rows":[{"a": NaN}]}', "is not a table of results: NaN is no number"),
         ("a.jsonl", '{"a": 1' + "0" * 400 + "}", "line 2 .* too large"),
         ("a.jsonl", '{"a":' * 3000 + "1" + "}" * 3000, "line 2 is not a row.* recursion"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,12 +93,14 @@ def lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def parsed(text: str) -> Any:
-    """JSON and no more: Python would also read NaN and Infinity, which compare and add up to nonsense."""
-    return json.loads(text, parse_constant=_no_number)
+    """JSON and no more: Python would also read NaN, Infinity and 1e999, which compare and add up to nonsense."""
+    return json.loads(text, parse_constant=_finite, parse_float=_finite)
 
 
-def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is no number of JSON, which has null for it")
+def _finite(word: str) -> float:
+    if not math.isfinite(value := float(word)):
+        raise ValueError(f"{word} is no number of JSON, which has null for it")
+    return value
 
 
 @contextmanager
