@@ -137,15 +137,15 @@ def test_slots_and_lags(result: dict[str, Any], nats: dict[str, np.ndarray]) -> 
     assert slots["tokens"] == lags["tokens"] == 205
     assert slots["lag"] == pytest.approx([2 ** (i / 4) for i in range(17)], abs=1e-5)
     assert lags["lag"] == [0, 1, 2, 4, 8, 16]
-    passes = {f"slot {i} silent": slots["increase"][i - 1] for i in range(1, 18)}
-    passes |= {"all slots silent": slots["all"]["increase"]}
-    for way in ("cut", "shuffled"):
-        passes |= {f"{way} beyond {lag}": lags[way]["increase"][i] for i, lag in enumerate(lags["lag"])}
-    for name, increase in passes.items():
+    increases = {f"slot {i} silent": slots["increase"][i - 1] for i in range(1, 18)}
+    increases |= {"all slots silent": slots["all"]["increase"]}
+    for way in analysis_page.WAYS:
+        increases |= {f"{way} beyond {lag}": lags[way]["increase"][i] for i, lag in enumerate(lags["lag"])}
+    for name, increase in increases.items():
         assert len(nats[name]) == 205
         assert increase == mean(list(nats[name] - whole))
     assert len({round(value, 6) for value in slots["increase"]}) > 10  # each is another
-    for way in ("cut", "shuffled"):
+    for way in analysis_page.WAYS:
         assert lags[way]["increase"][0] != 0
         assert lags[way]["increase"][-1] == 0
         assert lags[way]["interval"][-1] == [0, 0]
@@ -159,6 +159,8 @@ def test_each_pass_is_what_its_name_says(nats: dict[str, np.ndarray], runs: dict
         "slot 1 silent": {"slots": probes.silent([16])}, "slot 17 silent": {"slots": probes.silent([0])}
     } | {f"cut beyond {lag}": {"ids": probes.cut_beyond(lag)} for lag in (0, 1, 4)}  # fmt: skip
     changes |= {f"shuffled beyond {lag}": {"ids": probes.shuffled_beyond(lag, keys)} for lag in (0, 4)}
+    pasts = probes.random_pasts(store, model.history, seed=0)
+    changes |= {f"replaced beyond {lag}": {"ids": probes.replaced_beyond(lag, pasts)} for lag in (0, 4)}
     for name, change in changes.items():
         with probes.changed_past(model, **change):
             expected = score(model, store, 8, model.history, 5, limit=205)[:205]
@@ -168,7 +170,7 @@ def test_each_pass_is_what_its_name_says(nats: dict[str, np.ndarray], runs: dict
 def test_the_bar_ends_where_the_plan_says(runs: dict[str, Path], store: TokenStore, tmp_path: Path) -> None:
     model = find_checkpoint(runs["control"]).load_model()
     assert passes.Pass("x", model, 40, 2).cost == 40 * 8 / 2
-    plan = passes.plan_of(model, None, len(store), 40, 4, 0, torch.device("cpu"))
+    plan = passes.plan_of(model, None, store, 40, 4, 0, torch.device("cpu"))
     told: list[int] = []
     bar: Any = SimpleNamespace(update=lambda done, note: told.append(done))
     done = passes.Done(tmp_path, plan, {}, {model: "x"})
@@ -360,7 +362,8 @@ def test_results_do_not_depend_on_the_batch_size_and_the_order_on_the_seed(
     analyze(runs["memory"], str(store.path), out=tmp_path / "other", seed=1, **how)  # type: ignore[arg-type]
     other = load_file(tmp_path / "other" / "nats.safetensors")
     np.testing.assert_array_equal(other["cut beyond 2"], same["cut beyond 2"])
-    assert not np.allclose(other["shuffled beyond 2"], same["shuffled beyond 2"], rtol=1e-4)
+    for way in ("shuffled", "replaced"):
+        assert not np.allclose(other[f"{way} beyond 2"], same[f"{way} beyond 2"], rtol=1e-4)
 
 
 def test_float64_and_streams_by_document(runs: dict[str, Path], store: TokenStore, tmp_path: Path) -> None:
@@ -489,6 +492,8 @@ def test_a_model_that_diverged_is_told(factor: float, runs: dict[str, Path], sto
     for file in (tmp_path / "wild").rglob("model.safetensors"):
         tensors = load_file(file)
         save_file(tensors | {"table.weight": np.float32(factor) * tensors["table.weight"]}, file)
+        state = json.loads(file.with_name("state.json").read_text())
+        file.with_name("state.json").write_text(json.dumps(state | {"sums": {}}))
     with pytest.raises(UserError, match=r"control: its loss is .*, for its training diverged"):
         analyze(runs["memory"], str(store.path), control=tmp_path / "wild", out=tmp_path / "out", limit=40)
     assert not (tmp_path / "out").exists()
@@ -643,8 +648,8 @@ def test_an_interrupted_analysis_goes_on(
     save_file({"nats": nats}, hidden / "model.safetensors", told)
     with pytest.raises(SystemExit, match="0"):
         main(["analyze", *ask, "--batch_size", "3"])  # which changes no nats
-    assert "9 of 36 passes are done already" in capsys.readouterr().err
-    assert scored.count(3) == 36 - 9
+    assert "9 of 42 passes are done already" in capsys.readouterr().err
+    assert scored.count(3) == 42 - 9
     again = json.loads((out / "analysis.json").read_text())
     assert 1000 < again["seconds"] < 2000
     for result in (whole, again):
@@ -683,10 +688,10 @@ def test_passes_of_other_weights_or_another_way_are_not_gone_on_with(
     ):  # fmt: skip
         assert not already(runs[run], str(store.path), **other)
     told = already(runs["control"], str(store.path), limit=40)
-    assert told == "1 of 17 passes are done already"  # that of the whole text
-    for control, are_done in (("plain", 17), ("memory", 17), ("memory", 18)):  # of 18: another control is scored anew
+    assert told == "1 of 22 passes are done already"  # that of the whole text
+    for control, are_done in (("plain", 22), ("memory", 22), ("memory", 23)):  # of 23: another control is scored anew
         told = already(runs["control"], str(store.path), runs[control], limit=40)
-        assert told == f"{are_done} of 18 passes are done already"
+        assert told == f"{are_done} of 23 passes are done already"
 
 
 @pytest.mark.parametrize("what", ["nothing", "filters", "documents", "code", "text"])

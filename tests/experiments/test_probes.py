@@ -75,7 +75,11 @@ def test_beyond_the_horizon_there_is_nothing_to_change(name: str) -> None:
     whole, reach = scored(model, store), model.history
     assert reach == {"log_memory": 8, "recent": 5}[name]
     for lag in (reach, reach + 3):
-        for change in (probes.cut_beyond(lag), probes.shuffled_beyond(lag, probes.random_keys(reach, seed=0))):
+        for change in (
+            probes.cut_beyond(lag),
+            probes.shuffled_beyond(lag, probes.random_keys(reach, seed=0)),
+            probes.replaced_beyond(lag, probes.random_pasts(store, reach, seed=0)),
+        ):
             with probes.changed_past(model, ids=change):
                 np.testing.assert_array_equal(scored(model, store), whole)
     with probes.changed_past(model, ids=probes.cut_beyond(reach - 1)):
@@ -122,6 +126,25 @@ def test_shuffling_keeps_what_is_near_what_is_there_and_what_is_missing() -> Non
     assert not torch.equal(done, probes.shuffled_beyond(6, probes.random_keys(40, seed=1))(ids))
     moved = done[2] - 1001
     assert not torch.equal(moved, done[0])  # another window, another order
+
+
+def test_another_past_is_of_the_text_and_stands_where_there_is_one() -> None:
+    store = store_of(45)
+    text = store.tokens.tolist() * 3
+    pasts = probes.random_pasts(store, 40, seed=0)
+    assert pasts.shape == (probes.PERMUTATIONS, 40)
+    for past in pasts.tolist():
+        assert any(text[start : start + 40] == past for start in range(45))
+    assert len(torch.unique(pasts, dim=0)) > 20
+    ids = torch.arange(100, 140).repeat(2, 1)
+    ids[1, :25] = -1
+    done = probes.replaced_beyond(6, pasts)(ids)
+    assert torch.equal(done[:, 34:], ids[:, 34:])
+    assert torch.equal(done[1, :25], ids[1, :25])
+    which = ids.clamp(min=0).sum(dim=1) % probes.PERMUTATIONS
+    assert torch.equal(done[0, :34], pasts[which[0], :34])
+    assert torch.equal(done[1, 25:34], pasts[which[1], 25:34])
+    assert not torch.equal(pasts, probes.random_pasts(store, 40, seed=1))
 
 
 def test_every_token_is_as_likely_to_come_first() -> None:

@@ -657,7 +657,9 @@ def test_bytes_that_were_not_saved_are_told(train_config: TrainConfig, file: str
     content = bytearray((folder / file).read_bytes())
     content[-8:] = bytes(8)
     (folder / file).write_bytes(content)
-    with pytest.raises(UserError, match=rf"{file} cannot be read \(its bytes are not those that were saved\)"):
+    with pytest.raises(
+        UserError, match=rf"{file} cannot be read \(its bytes are not those that were saved; if that is meant, .*\)"
+    ):
         open_checkpoint(folder)._load(file)
 
 

@@ -2,9 +2,9 @@
 
 The text is scored once by the model, and once by a control if there is one; each token's nats are then told apart by
 its position in the window, by how frequent it is, and by where it last occurred. For the rest the text, or the first
-`limit` tokens of it, is scored again and again: with each slot silent, with the past cut off or shuffled beyond some
-lag, and by windows that overlap. Every figure is a mean over tokens; every interval is a bootstrap over documents, or
-over blocks where documents are few, and all differences are between the nats of the same tokens.
+`limit` tokens of it, is scored again and again: with each slot silent, with the past cut off, replaced by another or
+shuffled beyond some lag, and by windows that overlap. Every figure is a mean over tokens; every interval is a bootstrap
+over documents, or over blocks where documents are few, and all differences are between the nats of the same tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logpast.data.windows import Streams
 from logpast.environment import code_sha256, describe, revision
 from logpast.errors import UserError
 from logpast.experiments import ledger
-from logpast.experiments.analysis_page import draw
+from logpast.experiments.analysis_page import WAYS, draw
 from logpast.experiments.by_document import UNSEEN
 from logpast.experiments.evaluation import Precision, device_for, find_other, load
 from logpast.experiments.kept import FORMAT, JSON, NATS, PAGE, Kept, folder_of, is_analysis, kept_of, read_analysis
@@ -101,7 +101,7 @@ def analyze(
         streams: corpus reads the text as one stream, as the paper does; document starts anew at every document; the
             default is what the model was trained with.
         batch_size: windows at a time; changes speed and memory, not the result.
-        seed: of the orders in which the past is shuffled.
+        seed: of the orders in which the past is shuffled, and of the places of pasts that replace it.
         device: auto, cpu, cuda or mps.
         precision: arithmetic of the model; sums are float64 always.
         cache: where text is kept once tokenised (default: $LOGPAST_CACHE or ~/.cache/logpast).
@@ -133,7 +133,7 @@ def analyze(
     rival, about_rival = _control(control, store, settings, some, place) if control else (None, None)
     model = load(found, place, precision)
     about_model = _identity(found, model, store)
-    plan = plan_of(model, rival, len(store), some, finest, seed, place)
+    plan = plan_of(model, rival, store, some, finest, seed, place)
     both = ((model, about_model), (rival, about_rival))
     models = {each: about for each, about in both if isinstance(each, LanguageModel) and about}
     code = {"logpast": __version__, "revision": revision()}  # now: the checkout may be another when all is done
@@ -275,10 +275,10 @@ def _of_documents(
             "all": sides.by_kind(np.zeros(chosen.sum(), np.int64), 1),
             "position": sides.by_bin(position[chosen], _positions(model.window)),
         }
-        if "cut" in nats and chosen[:some].any():
-            here = chosen[:some]
-            passes = [_increase(each[here], ours[:some][here], few[here]) for each in nats["cut"].values()]
-            found[name]["cut"] = {"lag": lags_of(model.history), "tokens": int(here.sum())} | _columns(passes)
+        here = chosen[:some]
+        for way in WAYS if "cut" in nats and here.any() else ():
+            passes = [_increase(each[here], ours[:some][here], few[here]) for each in nats[way].values()]
+            found[name][way] = {"lag": lags_of(model.history), "tokens": int(here.sum())} | _columns(passes)
     return found
 
 
@@ -317,13 +317,14 @@ def _of_the_past(nats: Nats, store: TokenStore, model: LanguageModel, some: int)
     whole = nats["model"]["model"][:some]
     groups, what = groups_of(store, some, model.window)
     about = {"tokens": some, "intervals": f"95 %, bootstrap over {what}", "whole": float(whole.mean())}
-    slots, none, cut, mixed = (
-        _columns([_increase(each, whole, groups) for each in nats[kind].values()])
-        for kind in ("slots", "none", "cut", "shuffled")
+    slots, none, *changed = (
+        _columns([_increase(each, whole, groups) for each in nats[kind].values()]) for kind in ("slots", "none", *WAYS)
     )
     return {
         "slots": about | {"lag": _peaks(model), "all": {name: column[0] for name, column in none.items()}} | slots,
-        "lags": about | {"permutations": PERMUTATIONS, "lag": lags_of(model.history), "cut": cut, "shuffled": mixed},
+        "lags": about
+        | {"permutations": PERMUTATIONS, "lag": lags_of(model.history)}
+        | dict(zip(WAYS, changed, strict=True)),
     }
 
 
@@ -427,7 +428,7 @@ def _report(result: dict[str, Any], out: Path) -> None:
     if "absent" not in result["slots"]:
         none, lags = result["slots"]["all"], result["lags"]
         lines.append(("all slots silent", none["increase"], none["interval"]))
-        for way in ("cut", "shuffled"):
+        for way in WAYS:
             lines.append((f"all of the past {way}", lags[way]["increase"][0], lags[way]["interval"][0]))
     if "absent" not in result["stride"]:
         own = result["stride"]["model"]

@@ -17,7 +17,11 @@ Part = dict[str, Any]
 RARE = 0.001  # bins with a smaller share of the tokens have intervals that would dwarf the others
 SHARES = "Above: the share of the tokens in each bin."
 LEFT_OUT = "Bins with less than a thousandth of the tokens are only in analysis.json."
-WAYS = {"cut": ("cut off beyond lag d", "#b3282d", "o"), "shuffled": ("shuffled beyond lag d", "#c98a1b", "s")}
+WAYS = {
+    "cut": ("cut off beyond lag d", "#b3282d", "o"),
+    "replaced": ("another past beyond lag d", "#5b7f95", "^"),
+    "shuffled": ("shuffled beyond lag d", "#c98a1b", "s"),
+}
 
 
 def draw(result: Part) -> str:
@@ -82,15 +86,17 @@ def _documents(part: Part) -> str:
             rows[-1].append(_signed(kind["all"]["gain"], 0))
     if "gain" in kinds["familiar"]["all"]:
         head.append("gain")
-    past, cuts = "", {name: kind["cut"] for name, kind in kinds.items() if "cut" in kind}
-    if cuts:
-        heads = [f"{name}, {cut['tokens']:,} tokens" for name, cut in cuts.items()]
-        lost = [
-            [f"{lag:,}", *(signed(cut["increase"][i], cut["interval"][i]) for cut in cuts.values())]
-            for i, lag in enumerate(next(iter(cuts.values()))["lag"])
-        ]
-        past = "<p>Nats lost per token where the past is cut off beyond lag d, of the first tokens of the text:</p>"
-        past += table(["d", *heads], lost)
+    past = ""
+    for way, (label, *_) in WAYS.items():
+        changed = {name: kind[way] for name, kind in kinds.items() if way in kind}
+        if changed:
+            heads = [f"{name}, {each['tokens']:,} tokens" for name, each in changed.items()]
+            lost = [
+                [f"{lag:,}", *(signed(each["increase"][i], each["interval"][i]) for each in changed.values())]
+                for i, lag in enumerate(next(iter(changed.values()))["lag"])
+            ]
+            past += f"<p>Nats lost per token, {label}, of the first tokens of the text:</p>"
+            past += table(["d", *heads], lost)
     return (
         "<h2>Familiar documents, and others</h2>"
         f"<p>Others are documents of which more than {part['most_unseen']:.0%} of the tokens never stand in "
@@ -225,7 +231,7 @@ def _lags(part: Part, model: Part) -> str:
     figure, axis, _ = _panels(False)
     sentences = []
     places = [max(lag, 0.5) for lag in part["lag"]]
-    for way, (label, colour, marker) in WAYS.items():
+    for way, (label, colour, marker) in ((way, WAYS[way]) for way in WAYS if way in part):  # older ones have two
         _curve(axis, places, part[way]["increase"], part[way]["interval"], label, colour, marker)
         sentences.append(_told_apart(part, way))
     axis.axhline(0, color="0.3", linewidth=0.8)
@@ -236,12 +242,14 @@ def _lags(part: Part, model: Part) -> str:
         title,
         figure,
         f"The {model['history']:,} tokens before each window are left as they are up to lag d; those farther back are "
-        "taken away (no token: a zero vector) or put into random order, and the loss of the first "
-        f"{part['tokens']:,} tokens rises by so much. At d = 0 all of the past is changed. {' '.join(sentences)} Cut "
-        "off, slots that look beyond d are empty, which a model knows only from the first windows of a stream. "
-        "Shuffled, they hold the same words in no order: that curve is what order is worth, and what lies between the "
-        f"two is more like the worth of the words alone ({part['permutations']} seeded orders, dealt to windows by "
-        f"their ids). Intervals: {part['intervals']}.",
+        "taken away (no token: a zero vector), replaced by tokens from elsewhere in the text, or put into random "
+        f"order, and the loss of the first {part['tokens']:,} tokens rises by so much. At d = 0 all of the past is "
+        f"changed. {' '.join(sentences)} Cut "
+        "off, slots that look beyond d are empty, which a model knows only from the first windows of a stream; "
+        "replaced, they hold a past that may mislead: both rather overstate what the past beyond d is worth. "
+        "Shuffled, they hold the same words in no order: that is what their order is worth. "
+        f"({part['permutations']} seeded orders and other pasts are dealt to windows by their ids.) "
+        f"Intervals: {part['intervals']}.",
     )
 
 
@@ -257,7 +265,7 @@ def _told_apart(part: Part, way: str) -> str:
     """From which lag on a change can no longer be told from none."""
     intervals = part[way]["interval"]
     matters = [interval is None or interval[0] > 0 for interval in intervals]
-    action = "Cutting off" if way == "cut" else "Shuffling"
+    action = {"cut": "Cutting off", "replaced": "Replacing", "shuffled": "Shuffling"}[way]
     first = matters.index(False) if False in matters else len(matters)
     if first == 0:
         return f"{action} all of it raises the loss by no more than chance."

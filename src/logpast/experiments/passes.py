@@ -1,7 +1,7 @@
 """Which scorings of a text an analysis is made of, and their nats.
 
 The text is scored once by the model, and once by a control that is at hand; its first tokens again and again: with each
-slot silent, with the past cut off or shuffled beyond some lag, and by windows that overlap.
+slot silent, with the past cut off, replaced or shuffled beyond some lag, and by windows that overlap.
 """
 
 from __future__ import annotations
@@ -25,7 +25,17 @@ from logpast.data.windows import Streams
 from logpast.errors import UserError
 from logpast.experiments.evaluation import arithmetic
 from logpast.experiments.kept import Kept
-from logpast.experiments.probes import Change, changed_past, cut_beyond, doubling, random_keys, shuffled_beyond, silent
+from logpast.experiments.probes import (
+    Change,
+    changed_past,
+    cut_beyond,
+    doubling,
+    random_keys,
+    random_pasts,
+    replaced_beyond,
+    shuffled_beyond,
+    silent,
+)
 from logpast.files import alone, write_whole
 from logpast.models import LanguageModel, Transformer
 from logpast.plain import as_json
@@ -55,19 +65,28 @@ class Pass(NamedTuple):
 
 
 def plan_of(
-    model: LanguageModel, rival: Rival | None, tokens: int, some: int, finest: int, seed: int, device: torch.device
+    model: LanguageModel,
+    rival: Rival | None,
+    store: TokenStore,
+    some: int,
+    finest: int,
+    seed: int,
+    device: torch.device,
 ) -> dict[str, list[Pass]]:
     """All passes, by what they are to tell of, in the order of their work."""
+    tokens = len(store)
     plan = {"model": [Pass("model", model, tokens, model.window)]}
     if isinstance(rival, LanguageModel):
         plan["control"] = [Pass("control", rival, tokens, rival.window)]
     if isinstance(model, Transformer) and model.slots:
         places = list(range(model.slots))[::-1]  # the nearest slot stands last in the sequence
         lags, keys = lags_of(model.history), random_keys(model.history, seed, device)
+        pasts = random_pasts(store, model.history, seed, device)
         changes: dict[str, dict[str, dict[str, Change]]] = {
             "slots": {f"slot {n} silent": {"slots": silent([place])} for n, place in enumerate(places, start=1)},
             "none": {"all slots silent": {"slots": silent(places)}},
             "cut": {f"cut beyond {lag}": {"ids": cut_beyond(lag)} for lag in lags},
+            "replaced": {f"replaced beyond {lag}": {"ids": replaced_beyond(lag, pasts)} for lag in lags},
             "shuffled": {f"shuffled beyond {lag}": {"ids": shuffled_beyond(lag, keys)} for lag in lags},
         }
         for kind, some_changes in changes.items():

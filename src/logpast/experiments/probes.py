@@ -21,7 +21,7 @@ from logpast.models import Transformer
 Change = Callable[[Tensor], Tensor]
 Kinds = NDArray[np.int64]
 
-PERMUTATIONS = 64  # that windows are dealt, so that no figure hangs on a single one
+PERMUTATIONS = 64  # and other pasts, that windows are dealt, so that no figure hangs on a single one
 FEWEST, BLOCKS = 20, 50  # documents that intervals are made of; runs of windows in their place
 NEVER = -1
 
@@ -62,21 +62,36 @@ def random_keys(history: int, seed: int, device: torch.device | str = "cpu") -> 
     return torch.rand(PERMUTATIONS, history, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
+def random_pasts(store: TokenStore, history: int, seed: int, device: torch.device | str = "cpu") -> Tensor:
+    """Other pasts: 64 stretches of the text, from places drawn by `seed`; at its end it begins anew."""
+    starts = np.random.default_rng(seed).integers(len(store), size=(PERMUTATIONS, 1))
+    return torch.from_numpy(store.tokens[(starts + np.arange(history)) % len(store)].astype(np.int64)).to(device)
+
+
 def shuffled_beyond(lag: int, keys: Tensor) -> Change:
-    """What lies farther back than `lag` tokens is put into random order; where there is no token there stays none.
+    """What lies farther back than `lag` tokens is put into random order; where there is no token there stays none."""
 
-    The ids of a window's history say which row of the keys it gets.
-    """
-    far = max(0, keys.shape[1] - lag)
-
-    def change(ids: Tensor) -> Tensor:
-        which = ids.clamp(min=0).sum(dim=1) % PERMUTATIONS
-        old = ids[:, :far]
+    def change(old: Tensor, key: Tensor) -> Tensor:
         # what is missing lies before all else, and with the lowest key it stays there
-        order = keys[which, :far].masked_fill(old < 0, -1).argsort(dim=1, stable=True)
-        return torch.cat([old.gather(1, order), ids[:, far:]], dim=1)
+        return old.gather(1, key.masked_fill(old < 0, -1).argsort(dim=1, stable=True))
 
-    return change
+    return _dealt(lag, keys, change)
+
+
+def replaced_beyond(lag: int, pasts: Tensor) -> Change:
+    """What lies farther back than `lag` tokens is that of another past; where there is no token there stays none."""
+    return _dealt(lag, pasts, lambda old, other: torch.where(old < 0, old, other.to(old.dtype)))
+
+
+def _dealt(lag: int, rows: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Change:
+    """Farther back than `lag`, a change by one of the rows; the ids of a window's history say by which."""
+    far = max(0, rows.shape[1] - lag)
+
+    def changed(ids: Tensor) -> Tensor:
+        which = ids.clamp(min=0).sum(dim=1) % PERMUTATIONS
+        return torch.cat([change(ids[:, :far], rows[which, :far]), ids[:, far:]], dim=1)
+
+    return changed
 
 
 def places_in_stream(store: TokenStore, streams: Streams) -> Kinds:

@@ -14,7 +14,7 @@ from typing import Any
 
 from logpast.errors import UserError
 from logpast.experiments import by_document, comparison_table, ledger, paper, printed
-from logpast.experiments.analysis_page import signed, span, spans
+from logpast.experiments.analysis_page import WAYS, signed, span, spans
 from logpast.experiments.curves import above, read_curve
 from logpast.experiments.kept import read_analysis
 from logpast.experiments.tables import Table, markdown
@@ -365,13 +365,14 @@ def _where_gained(results: Path, name: str) -> str:
 
 
 def _how_far_back(results: Path, name: str) -> str:
-    """By how much the loss rises where the past beyond a lag is cut off or shuffled."""
+    """By how much the loss rises where the past beyond a lag is changed in one way or another."""
     seeds = _analyses(results, name)
     lags = next(iter(seeds.values()))["lags"]["lag"]
     columns = {
         f"{way}, {seed}": _column(each["lags"][way], "increase")
-        for way in ("cut", "shuffled")
+        for way in WAYS
         for seed, each in seeds.items()
+        if way in each["lags"]  # older ones have no other pasts
     }
     return markdown(Table(["beyond lag", *columns], [*zip(map(str, lags), *columns.values(), strict=True)]))
 

@@ -93,7 +93,9 @@ class Checkpoint:
         try:
             saved = self.state.get("sums", {}).get(name)  # older ones have none
             if saved and saved != _sum(file):
-                raise ValueError("its bytes are not those that were saved")
+                raise ValueError(
+                    "its bytes are not those that were saved; if that is meant, take sums out of state.json"
+                )
             return load_file(file)
         except (SafetensorError, OSError, ValueError) as error:
             raise UserError(f"{file} cannot be read ({error}); use another checkpoint of the run") from None
