@@ -219,6 +219,7 @@ def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
     from logpast.training.config import TrainConfig
     from logpast.training.recipes import add_settings, fit_to_system, read_recipe
 
+    such = {"--data": "--data.train TEXT", "--optimizer": "--optimizer.learning_rate NUMBER"}
     system, recipes, rest = None, [], []
     words = iter(argv)
     for word in words:
@@ -231,9 +232,8 @@ def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
                 recipes.append((value, read_recipe(Path(value))))
             else:
                 system = value
-        elif option in ("--data", "--optimizer"):
-            such = "--data.train TEXT" if option == "--data" else "--optimizer.learning_rate NUMBER"
-            raise UserError(f"{option} has settings of its own; write {such}, or see logpast train --help")
+        elif option in such:
+            raise UserError(f"{option} has settings of its own; write {such[option]}, or see logpast train --help")
         else:
             rest.append(word)
     named = [recipe["model"]["system"] for _, recipe in recipes if "system" in recipe["model"]]

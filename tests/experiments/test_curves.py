@@ -114,11 +114,19 @@ def test_names_that_are_none_of_ours(tmp_path: Path, drawn: list[Figure], monkey
     assert "less that of  _here" in drawn[0].axes[1].get_title()
 
 
+def test_gaps_of_pairs_have_more_room_and_the_legend_is_not_faint(tmp_path: Path, drawn: list[Figure]) -> None:
+    logs = [str(log(tmp_path / f"{name}.jsonl")) for name in "abcd"]
+    curves(logs, tmp_path / "plot.png", pairs=True)
+    curves(logs, tmp_path / "plot.png")
+    assert [figure.axes[0].get_gridspec().get_width_ratios() for figure in drawn] == [[2, 3], [1, 1]]  # type: ignore
+    assert {handle.get_alpha() for handle in drawn[0].legends[0].legend_handles if handle} == {1}
+
+
 def test_mistakes_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere does not exist; give a run's folder"):
         curves([str(tmp_path / "nowhere")])
     with pytest.raises(UserError, match=r"its name must end in \.png"):
         curves([str(tmp_path)], tmp_path / "plot.xyz")
     (tmp_path / "odd.jsonl").write_text('{"loss": 3}\n')
-    with pytest.raises(UserError, match=r"odd.jsonl is not a run's log: it has no 'step'"):
+    with pytest.raises(UserError, match=r"odd.jsonl, line 1 is damaged: it has no step"):
         curves([str(tmp_path / "odd.jsonl")])

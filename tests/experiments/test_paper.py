@@ -117,15 +117,30 @@ def test_titles_of_the_figure_stay_within_it(tmp_path: Path, drawn: list[Figure]
         assert len(axis.get_title("left")) > 20
 
 
-def test_of_ours_only_what_is_asked_for(ledger: Path, tmp_path: Path, drawn: list[Figure]) -> None:
+def test_of_ours_only_what_is_asked_for(
+    ledger: Path, tmp_path: Path, drawn: list[Figure], monkeypatch: pytest.MonkeyPatch
+) -> None:
     everything = {one.name for one in paper.measured(printed.sweep("A1"), ledger)}
     assert {"delta", "k = 100"} < everything
     assert [one.name for one in paper.measured(printed.sweep("A1"), ledger, ["k=100", "seed=0"])] == ["k = 100"]
     paper.results_figure(tmp_path / "f.png", results=ledger, where=["k=100"])
     assert [text.get_text() for text in drawn[0].axes[2].get_legend().get_texts()] == ["k = 100"]
     assert {line[2] for line in paper.table_a1(results=ledger, where=["k=100"]).rows if "¹" in line[2]} == {"k = 100¹"}
-    with pytest.raises(UserError, match="none of the"):
-        paper.table_a1(results=ledger, where=["k=7"])
+    for table in (paper.table_a1, paper.table_a2):
+        with pytest.raises(UserError, match="none of the"):
+            table(results=ledger, where=["k=7"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="there is no folder results"):
+        paper.table_a1(where=["k=7"])
+
+
+def test_a_single_seed_is_white_and_told(tmp_path: Path, ledger: Path, drawn: list[Figure]) -> None:
+    paper.results_figure(tmp_path / "f.png", results=ledger)
+    ours = drawn[0].axes[2]
+    small = [line for line in ours.lines if line.get_markersize() == 2.5]
+    alone = [line for line in small if line.get_color() == "white"]
+    assert 0 < len(alone) < len(small)
+    assert ours.get_title("left").endswith("small points: single seeds; white: one seed alone")
 
 
 def test_only_what_belongs_stands_beside_the_table(ledger: Path) -> None:

@@ -166,6 +166,7 @@ def test_variants_choose_recipe_and_text(page: Changed, tmp_path: Path) -> None:
         ({"grids": [{}]}, "a grid should map fields"),
         ({"grids": [{"model": [5]}]}, "model should hold settings"),
         ({"grids": [{"model.system": [5]}]}, "model should hold settings"),
+        ({"set": {"optimizer": None}}, "optimizer has nothing under it"),
         ({"grids": [{5: [5]}]}, "keys should be fields .* not 5"),
         ({"grids": [{None: [5]}]}, "keys should be fields .* not None"),
         ({"grids": [{"steps": [0]}]}, r"steps must be at least 1, got 0 \(cell steps0-seed0\)"),

@@ -124,7 +124,7 @@ def test_different_lengths_in_a_batch(path: str) -> None:
         torch.testing.assert_close(together[row], alone[0], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(embedded[row], alone[0], rtol=1e-12, atol=1e-12)
     assert (together[0] == 0).all()
-    for wrong in ([2], [[1, 2, 3, 4]], [True] * 4, [1.0] * 4):
+    for wrong in ([2], [[1, 2, 3, 4]], [[1]] * 4, [True] * 4, [1.0] * 4):
         with pytest.raises(ValueError, match="lengths should be a whole number for each of 4 histories"):
             memory.from_ids(ids, table, wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="ids should be whole numbers"):

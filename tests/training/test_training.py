@@ -663,7 +663,9 @@ def test_bytes_that_were_not_saved_are_told(train_config: TrainConfig, file: str
         open_checkpoint(folder)._load(file)
 
 
-@pytest.mark.parametrize("state", [{"sizes": {}}, {"sizes": {}, "step": 1}, {"sizes": {}, "step": None, "data": {}}])
+@pytest.mark.parametrize(
+    "state", [{"sizes": {}}, {"sizes": {}, "step": 1}, {"sizes": {}, "step": None, "data": {"tokenizer": ""}}]
+)
 def test_a_state_that_lacks_what_is_wanted(train_config: TrainConfig, state: dict[str, Any]) -> None:
     train(replace(train_config, steps=1))
     (folder,) = sorted_checkpoints(train_config.run)

@@ -152,8 +152,9 @@ class TokenStore:
 
 
 def _are_ids(values: npt.NDArray[Any], size: int) -> bool:
-    whole = values == values.astype(np.int64)
-    return values.ndim == 1 and bool((whole & (values >= 0) & (values < size)).all())
+    if values.ndim != 1 or (values.size and values.dtype.kind not in "iuf"):
+        return False
+    return bool(((values % 1 == 0) & (values >= 0) & (values < size)).all())
 
 
 def is_store(spec: str | Path) -> bool:

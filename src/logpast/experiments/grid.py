@@ -188,6 +188,8 @@ def _settings(values: dict[str, Any], page: Path) -> dict[str, Any]:
 def _with(values: dict[str, Any], settings: dict[str, Any], page: Path) -> dict[str, Any]:
     """A recipe with some fields, named like model.slots, changed."""
     for key, value in settings.items():
+        if value is None and isinstance(values.get(key), dict):
+            raise UserError(f"{page}: {key} has nothing under it; name its settings, or take it out")
         *rooms, last = key.split(".")
         place = values
         for room in rooms:

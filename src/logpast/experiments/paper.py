@@ -151,7 +151,9 @@ def _remarks(series: list[Series], measure: Measure) -> list[str]:
     apart = [one for one in series if one.documents.tell_apart and measure == "ppl_familiar"]
     remarks = [f"only {each} documents, the familiar ones" for each in dict.fromkeys(_familiar(one) for one in apart)]
     if any(len(seeds) > 1 for one in series for seeds in one.points.values()):
-        remarks.append("small points: single seeds; white: the only one")
+        remarks.append("small points: single seeds")
+    if any(len(seeds) == 1 for one in series for seeds in one.points.values()):
+        remarks.append("white: one seed alone")
     return ["; ".join(remarks)] if remarks else []
 
 

@@ -132,7 +132,11 @@ class LogMemory(nn.Module):
     @staticmethod
     def _real(history: Tensor, lengths: Lengths) -> Tensor:
         counts = torch.as_tensor(lengths, device=history.device)
-        if counts.shape != history.shape[:1] or counts.dtype == torch.bool or counts.is_floating_point():
+        if (
+            counts.shape != history.shape[:1]
+            or counts.dtype == torch.bool
+            or (counts.is_floating_point() and len(counts))
+        ):
             told = f"{counts.dtype} of shape {tuple(counts.shape)}"
             raise ValueError(f"lengths should be a whole number for each of {len(history)} histories, got {told}")
         from_the_end = torch.arange(history.shape[1], 0, -1, device=history.device)

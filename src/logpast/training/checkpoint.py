@@ -212,5 +212,8 @@ def _on_cpu(tensors: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _sum(file: Path) -> str:
+    found = hashlib.sha256()
     with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+        while block := content.read(2**20):
+            found.update(block)
+    return found.hexdigest()

@@ -79,10 +79,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-                raise ValueError("it has no step")
-            found.append(record)
         except ValueError as error:
-            if number < len(lines):
-                raise UserError(f"{path}, line {number} is damaged: {error}; mend or remove it") from None
+            if number == len(lines):
+                break
+            raise UserError(f"{path}, line {number} is damaged: {error}; mend or remove it") from None
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            raise UserError(f"{path}, line {number} is damaged: it has no step; mend or remove it")
+        found.append(record)
     return found

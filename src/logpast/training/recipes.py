@@ -53,14 +53,13 @@ def as_recipe(values: Any, place: object) -> dict[str, Any]:
     """The same values if they look like a recipe; `place` is where they come from."""
     if not isinstance(values, dict):
         raise UserError(f"{place} is not a recipe: it should hold keys such as run, model and data")
-    model = values.setdefault("model", {})
-    if not isinstance(model, dict) or not isinstance(model.get("system", ""), str):
-        raise UserError(f"{place}: model should hold settings, such as system: log_memory and slots: 53")
-    for section, such in (("data", "train: my.txt"), ("optimizer", "learning_rate: 6e-4")):
-        if values.get(section, {}) is None:  # nothing under it: as if left out
-            del values[section]
-        elif not isinstance(values.get(section, {}), dict):
+    for section, such in (("model", "slots: 53"), ("data", "train: my.txt"), ("optimizer", "learning_rate: 6e-4")):
+        if values.get(section) is None:  # nothing under it: as if left out
+            values.pop(section, None)
+        elif not isinstance(values[section], dict):
             raise UserError(f"{place}: {section} should hold settings, such as {such}")
+    if not isinstance(values.setdefault("model", {}).get("system", ""), str):
+        raise UserError(f"{place}: model should hold settings, such as system: log_memory and slots: 53")
     return values
 
 
