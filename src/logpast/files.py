@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 import shutil
@@ -146,6 +147,15 @@ def sweep(folder: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+def sha256_of(file: Path) -> str:
+    """Of its content, read in pieces: it may be larger than memory."""
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while block := content.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def sync(path: Path) -> None:

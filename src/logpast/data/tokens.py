@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from logpast.data.tokenizers import Tokenizer, load_tokenizer
 from logpast.errors import UserError
+from logpast.files import sha256_of
 
 FORMAT, VERSION = "logpast token store", 1
 COLUMNS = ("start", "tokens", "words", "lines", "bytes", "name")
@@ -177,11 +178,7 @@ def _check(path: Path, about: dict[str, Any], size: int | None = None) -> None:
     """Raise ValueError unless the file is what it was when the store was written."""
     if size is not None and path.stat().st_size != size:
         raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes, not {size:,}")
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != about["sha256"][path.name]:
+    if sha256_of(path) != about["sha256"][path.name]:
         raise ValueError(f"{path.name} is not as it was written (its SHA-256 differs)")
 
 

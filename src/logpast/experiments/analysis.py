@@ -44,7 +44,7 @@ from logpast.experiments.probes import (
     places_in_stream,
     unseen,
 )
-from logpast.files import make_way, unfinished, whole_or_absent, write_whole
+from logpast.files import make_way, sha256_of, unfinished, whole_or_absent, write_whole
 from logpast.models import LanguageModel, LogMemoryTransformer, Transformer, system_of
 from logpast.plain import as_json, jsonable
 from logpast.progress import Meter, meter
@@ -383,11 +383,10 @@ def _identity(found: Checkpoint, model: LanguageModel, store: TokenStore) -> dic
     """Which weights these are, to be known again when they are gone."""
     row = ledger.row(found, store, {})
     kept = ("run", "step", "seed", "parameters", "train_tokens", "train_data", "trained_at_revision", "recipe_hash")
-    sha256 = hashlib.sha256((found.path / "model.safetensors").read_bytes()).hexdigest()
     sizes = {"window": model.window, "slots": getattr(model, "slots", 0), "history": model.history}
     return (
         {"system": system_of(found.config.model)} | sizes | {name: row[name] for name in kept}
-        | {"weights_sha256": sha256, "recipe": row["recipe"]}
+        | {"weights_sha256": sha256_of(found.path / "model.safetensors"), "recipe": row["recipe"]}
     )  # fmt: skip
 
 

@@ -230,8 +230,8 @@ def _lags(part: Part, model: Part) -> str:
         return _missing(title, part)
     figure, axis, _ = _panels(False)
     sentences = []
-    places = [max(lag, 0.5) for lag in part["lag"]]
-    for way, (label, colour, marker) in ((way, WAYS[way]) for way in WAYS if way in part):  # older ones have two
+    places, other = [max(lag, 0.5) for lag in part["lag"]], "replaced" in part  # older ones have no other pasts
+    for way, (label, colour, marker) in ((way, WAYS[way]) for way in WAYS if way in part):
         _curve(axis, places, part[way]["increase"], part[way]["interval"], label, colour, marker)
         sentences.append(_told_apart(part, way))
     axis.axhline(0, color="0.3", linewidth=0.8)
@@ -242,14 +242,15 @@ def _lags(part: Part, model: Part) -> str:
         title,
         figure,
         f"The {model['history']:,} tokens before each window are left as they are up to lag d; those farther back are "
-        "taken away (no token: a zero vector), replaced by tokens from elsewhere in the text, or put into random "
-        f"order, and the loss of the first {part['tokens']:,} tokens rises by so much. At d = 0 all of the past is "
-        f"changed. {' '.join(sentences)} Cut "
-        "off, slots that look beyond d are empty, which a model knows only from the first windows of a stream; "
-        "replaced, they hold a past that may mislead: both rather overstate what the past beyond d is worth. "
+        f"taken away (no token: a zero vector){', replaced by tokens from elsewhere in the text' if other else ''} or "
+        f"put into random order, and the loss of the first {part['tokens']:,} tokens rises by so much. At d = 0 all of "
+        f"the past is changed. {' '.join(sentences)} Cut off, slots that look beyond d are empty, which a model knows "
+        "only from the first windows of a stream"
+        f"{'; replaced, they hold a past that may mislead: both' if other else ': that'} may overstate what the past "
+        "beyond d is worth. "
         "Shuffled, they hold the same words in no order: that is what their order is worth. "
-        f"({part['permutations']} seeded orders and other pasts are dealt to windows by their ids.) "
-        f"Intervals: {part['intervals']}.",
+        f"({part['permutations']} seeded orders{' and other pasts' if other else ''} are dealt to windows by their "
+        f"ids.) Intervals: {part['intervals']}.",
     )
 
 

@@ -15,7 +15,6 @@ Finished cells of sweeps and comparisons have no optimizer and no carried state 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import sys
@@ -32,7 +31,7 @@ from torch import Tensor, nn
 
 from logpast.data import Tokenizer, load_tokenizer
 from logpast.errors import UserError
-from logpast.files import remove, whole_or_absent, write_whole
+from logpast.files import remove, sha256_of, whole_or_absent, write_whole
 from logpast.models import LanguageModel, State, build
 from logpast.training.config import TrainConfig
 
@@ -92,7 +91,7 @@ class Checkpoint:
             raise UserError(f"{self.path} has weights alone, to score or sample; to train, give another --run folder")
         try:
             saved = self.state.get("sums", {}).get(name)  # older ones have none
-            if saved and saved != _sum(file):
+            if saved and saved != sha256_of(file):
                 raise ValueError(
                     "its bytes are not those that were saved; if that is meant, take sums out of state.json"
                 )
@@ -188,7 +187,7 @@ def save_checkpoint(
             tokenizer.save(folder)
             files = sorted(folder.iterdir())
             sizes = {file.name: file.stat().st_size for file in files}
-            sums = {file.name: _sum(file) for file in files if file.suffix == ".safetensors"}
+            sums = {file.name: sha256_of(file) for file in files if file.suffix == ".safetensors"}
             (folder / "state.json").write_text(json.dumps(state | {"sizes": sizes, "sums": sums}, indent=2) + "\n")
     best = (state.get("best") or {}).get("step")
     for old in sorted_checkpoints(run)[: -config.keep]:
@@ -209,11 +208,3 @@ def keep_weights_alone(run: Path) -> None:
 
 def _on_cpu(tensors: dict[str, Any]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-def _sum(file: Path) -> str:
-    found = hashlib.sha256()
-    with file.open("rb") as content:
-        while block := content.read(2**20):
-            found.update(block)
-    return found.hexdigest()
