@@ -102,7 +102,8 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as error:
         if error.filename is None and error.errno != errno.ENOSPC:
             raise  # not about a file: a fault of ours
-        print(f"logpast: {error.filename or 'the disk'}: {error.strerror}", file=sys.stderr)
+        fix = "; make room, or write elsewhere" if error.errno == errno.ENOSPC else ""
+        print(f"logpast: {error.filename or 'the disk'}: {error.strerror}{fix}", file=sys.stderr)
         code = 2
     sys.exit(code)
 

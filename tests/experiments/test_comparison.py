@@ -43,7 +43,7 @@ def page(tmp_path: Path, books: Path) -> Path:
         "systems": {
             "memory": {"system": "log_memory", "slots": 9},
             "full": {"system": "recent", "slots": 0, "window": 24},
-            "xl": {"system": "transformer_xl", "memory": 8, "segments": 2},
+            "xl": {"system": "transformer_xl", "memory": 8, "memory_when_scoring": 12, "segments": 2},
         },
     }  # fmt: skip
     place = tmp_path / "rivals.yaml"
@@ -80,9 +80,13 @@ def test_all_systems_in_one_table(page: Path, tmp_path: Path, monkeypatch: pytes
         assert optimizer["learning_rate"] == row["comparison"]["learning_rate"]
         assert optimizer["final_learning_rate"] == pytest.approx(optimizer["learning_rate"] / 10)
     lengths = {row["comparison"]["system"]: row["comparison"]["attention_length"] for row in rows}
-    assert lengths == {"memory": 17, "full": 24, "xl": 16}
+    assert lengths == {"memory": 17, "full": 24, "xl": 20}  # as they are scored
     states = {row["comparison"]["system"]: row["comparison"]["state_bytes"] for row in rows}
-    assert states == {"memory": 2 * 4 * 16 * 17 + 4 * 4, "full": 2 * 4 * 16 * 24, "xl": 2 * 4 * 16 * 8 + 4 * 16 * 8 + 8}
+    assert states == {
+        "memory": 2 * 4 * 16 * 17 + 4 * 4,
+        "full": 2 * 4 * 16 * 24,
+        "xl": 2 * 4 * 16 * 8 + 4 * 16 * 12 + 8,
+    }
     table = (out / "table.md").read_text()
     assert re.search(r"\| memory \| 0, 1 \| [\d.]+ ± [\d.]+ \[[\d.]+, [\d.]+\] \|", table)
     assert (out / "plot.png").stat().st_size > 10_000

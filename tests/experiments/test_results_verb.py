@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 from logpast import files
 from logpast.cli import main
 from logpast.errors import UserError
+from logpast.experiments import ledger
+from logpast.experiments.pictures import look
 from logpast.experiments.results import results
+from logpast.models import build, config_from_dict
 
 HERE = Path(__file__).parents[2] / "results"
 
@@ -237,10 +241,51 @@ def test_lines_are_told_apart_by_whatever_differs(tmp_path: Path, drawn: list[Fi
     assert [line.get_label() for line in drawn[4].axes[0].lines][::2] == [f"w = {name}" for name in names]
 
 
+def test_rows_that_are_not_alike_are_not_averaged(tmp_path: Path, drawn: list[Figure]) -> None:
+    """Other texts under one name, or another way to count words, make another line; a row twice weighs once."""
+    row = ledger.read(HERE / "sweep-pairs.jsonl")[0]
+    other = row | {"recipe": row["recipe"] | {"seed": 1}, "recipe_hash": "1", "seed": 1}
+
+    def lines(*rows: dict[str, Any]) -> dict[str, list[float]]:
+        (tmp_path / "r.jsonl").unlink(missing_ok=True)
+        for each in rows:
+            ledger.append(tmp_path / "r.jsonl", each)
+        results(folder=tmp_path, plot=tmp_path / "q.png")
+        return {
+            str(line.get_label()): list(line.get_ydata())
+            for line in drawn[-1].axes[0].lines
+            if line.get_marker() == "None"
+        }
+
+    def scored(row: dict[str, Any], ppl: float, **changed: object) -> dict[str, Any]:
+        return row | {"scores": row["scores"] | changed | {"ppl_token": ppl}}
+
+    assert [*lines(scored(row, 30), scored(row, 30), scored(other, 36)).values()] == [[33]]
+    assert lines(scored(row, 30), scored(row, 36, streams="document")) == {
+        "scores.streams = corpus": [30], "scores.streams = document": [36],
+    }  # fmt: skip
+    anew = other | {"test_data": row["test_data"] | {"sha256": "f" * 64}}
+    assert lines(scored(row, 30), scored(anew, 36)) == {
+        f"test_data.sha256 = {row['test_data']['sha256'][:7]}": [30], "test_data.sha256 = fffffff": [36],
+    }  # fmt: skip
+
+
+def test_states_are_those_of_the_systems() -> None:
+    """Rows keep what was computed when they were made; a later insight has to reach them too."""
+    for place in sorted(HERE.glob("*.jsonl")):
+        for row in ledger.read(place):
+            kept = (row if "state_bytes" in row else row.get("comparison", {})).get("state_bytes")
+            if kept is not None:
+                with torch.device("meta"):
+                    model = build(config_from_dict(row["recipe"]["model"])).eval()
+                assert model.state_bytes == kept, place
+
+
 def test_no_two_lines_look_alike(tmp_path: Path, drawn: list[Figure]) -> None:
     results(folder=HERE, plot=tmp_path / "q.png")
-    looks = [(line.get_color(), line.get_linestyle()) for line in drawn[0].axes[0].lines if line.get_marker() == "None"]
-    assert len(looks) == len(set(looks)) == 40
+    lines = [line for line in drawn[0].axes[0].lines if line.get_marker() == "None"]
+    assert len(lines) == 41
+    assert len({str(look(number)) for number in range(len(lines))}) == len(lines)
 
 
 def test_reading_does_not_wait_for_torch() -> None:

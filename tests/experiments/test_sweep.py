@@ -481,6 +481,23 @@ def test_another_text_under_the_same_name_is_told(
     assert len(sweep(page(grids=grids, set=settings, test=str(own["test"])), out)) == 2
 
 
+def test_scores_on_different_texts_are_not_set_side_by_side(
+    page: Changed, pretend: Callable[..., Pretended], store: TokenStore, books: Path
+) -> None:
+    """Each on a page of its own, they were alone; a page of both brings them together."""
+    place = page().parent
+    text, out = place / "text", place / "out"
+    pretend()
+    for slots in (5, 9):
+        prepare([str(books / f"{slots // 4}.txt")], text, tokenizer=str(store.path), workers=1)
+        sweep(page(grids=[{"model.slots": [slots]}], test=str(text)), out)
+        shutil.rmtree(text)
+    with pytest.raises(
+        UserError, match=r"text was another text for slots9-seed0 than for slots5-seed0; remove the row"
+    ):
+        sweep(page(grids=[{"model.slots": [5, 9]}], test=str(text)), out)
+
+
 WHOLE = {
     "sweep": {"cell": "x", "key": "y"}, "scores": {"ppl_token": 2.0, "bits_per_byte": None},
     "train_data": {"sha256": "1"}, "test_data": {"sha256": "2"},

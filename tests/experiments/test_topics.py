@@ -135,6 +135,11 @@ def test_streams_are_stationary() -> None:
     assert np.abs(share.cumsum() - source.remainders.cumsum()).max() < 1.95 / math.sqrt(streams)  # Kolmogorov, 0.1 %
 
 
+def test_streams_have_the_length_that_was_asked_for() -> None:
+    """The first segment may be shorter than any other can be."""
+    assert {len(Topics(shortest=9, longest=9).draw(18, seed).tokens) for seed in range(50)} == {18}
+
+
 def test_streams_are_what_they_say() -> None:
     drawn = SMALL.draw(50_000, seed=3)
     lasting = np.bincount(drawn.segments)

@@ -157,6 +157,8 @@ def test_the_state_is_as_large_after_any_segment() -> None:
     model = model_of(sharpness=3)
     for length in (1, 5, 100):
         assert hidden_of(model, text_of(2, length), [length])[1].shape == (2, 2, 6, 4, 16)
+    state = 4 * 2 * 6 * 4 * 16  # bytes of float32; no key or value of a token is seen again
+    assert TimeLocalTransformer(model.config).state_bytes == state
     assert model.attention_length == 7
 
 

@@ -166,7 +166,7 @@ def find(spec: str, root: Path | None = None) -> Source:
     if name in CORPORA:
         return _known(name, split, root)
     path = Path(spec).expanduser()
-    if len(os.fsencode(path.name)) > 255:
+    if len(path.name.encode(errors="surrogateescape")) > 255:
         raise UserError(f"no file, folder or corpus {spec[:60]!r}…: its name is too long for a file")
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _is_text(file.relative_to(path)) and file.is_file())

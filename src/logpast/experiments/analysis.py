@@ -266,7 +266,7 @@ def _of_documents(
     ours, theirs = nats["model"]["model"], nats["control"]["control"] if rival else None
     position = places_in_stream(store, streams) % model.window
     groups, few = groups_of(store, len(store), model.window)[0], groups_of(store, some, model.window)[0]
-    whose = familiar[np.searchsorted(store.documents.start, np.arange(len(store)), side="right") - 1]
+    whose = np.repeat(familiar, store.documents.tokens)
     found: dict[str, Any] = {"counted_in": frequent.name, "most_unseen": UNSEEN}
     for name, chosen, number in (("familiar", whose, familiar.sum()), ("others", ~whose, (~familiar).sum())):
         sides = Sides(ours[chosen], None if theirs is None else theirs[chosen], groups[chosen])

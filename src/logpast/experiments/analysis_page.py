@@ -33,7 +33,7 @@ def draw(result: Part) -> str:
         _frequency(result["frequency"]),
         _last_seen(result["last_seen"], result["model"], result["control"]),
         _slots(result["slots"], result["model"]),
-        _lags(result["lags"], result["model"]),
+        _lags(result["lags"], result["model"], result["data"]["tokens"]),
         _stride(result["stride"]),
         "<p class='note'>All figures are in <code>analysis.json</code> beside this page, which can be drawn from it "
         "again (<code>logpast analyze FOLDER</code>); the nats of every token in every pass are in "
@@ -224,13 +224,14 @@ def _slots(part: Part, model: Part) -> str:
     )
 
 
-def _lags(part: Part, model: Part) -> str:
+def _lags(part: Part, model: Part, tokens: int) -> str:
     title = "How far back the past matters"
     if "absent" in part:
         return _missing(title, part)
     figure, axis, _ = _panels(False)
     sentences = []
     places, other = [max(lag, 0.5) for lag in part["lag"]], "replaced" in part  # older ones have no other pasts
+    own = min(1, (model["history"] + model["window"] - 1) / tokens)  # places that are drawn of all the text alike
     for way, (label, colour, marker) in ((way, WAYS[way]) for way in WAYS if way in part):
         _curve(axis, places, part[way]["increase"], part[way]["interval"], label, colour, marker)
         sentences.append(_told_apart(part, way))
@@ -250,7 +251,8 @@ def _lags(part: Part, model: Part) -> str:
         "beyond d is worth. "
         "Shuffled, they hold the same words in no order: that is what their order is worth. "
         f"({part['permutations']} seeded orders{' and other pasts' if other else ''} are dealt to windows by their "
-        f"ids.) Intervals: {part['intervals']}.",
+        f"ids{f'; {own:.1%} of other pasts hold tokens of the window itself' if other else ''}.) Intervals: "
+        f"{part['intervals']}.",
     )
 
 

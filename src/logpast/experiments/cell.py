@@ -64,7 +64,7 @@ def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> d
         scores["by_document"]["unseen"] = unseen(trained_on, scored).tolist()
     entry = ledger.row(found, scored, scores)
     with torch.device("meta"):
-        state_bytes = build(found.config.model).state_bytes
+        state_bytes = build(found.config.model).eval().state_bytes  # as it was scored
     speed = tokens_per_second(config.run)
     return entry | {"state_bytes": state_bytes, "tokens_per_second": speed, "peak_bytes": peak}
 

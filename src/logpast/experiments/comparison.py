@@ -101,7 +101,6 @@ class Contestant:
     model: ModelConfig
     parameters: int
     attention_length: int
-    state_bytes: int
     batch_size: int
     tokens_per_step: float
     """in the mean: a document's last window has fewer tokens than places"""
@@ -270,7 +269,7 @@ def _contestants(plan: Recipe, store: TokenStore) -> list[Contestant]:
                 f"{name} has {count:,} weights, {found[0].name} {found[0].parameters:,}: set its sizes alike"
             )
         pace = _pace(plan, model.config, store)
-        found.append(Contestant(name, model.config, count, model.attention_length, model.state_bytes, *pace))
+        found.append(Contestant(name, model.config, count, model.eval().attention_length, *pace))
     return found
 
 

@@ -10,6 +10,7 @@ from logpast.errors import UserError
 from logpast.files import make_way, write_whole
 
 FORMS = (".png", ".svg", ".pdf")
+DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (9, 3)))
 
 
 def check_picture(out: Path) -> None:
@@ -26,8 +27,8 @@ def unframed(*axes: Any) -> None:
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour and dashes of a line among many: no two of the first forty are alike."""
-    return {"color": f"C{number % 10}", "linestyle": ("-", "--", "-.", ":")[number // 10 % 4]}
+    """Colour and dashes of a line among many: no two of the first sixty are alike."""
+    return {"color": f"C{number % 10}", "linestyle": DASHES[number // 10 % len(DASHES)]}
 
 
 def as_written(name: str) -> str:

@@ -146,8 +146,7 @@ def groups_of(store: TokenStore, tokens: int, window: int) -> tuple[Kinds, str]:
     there = int(((store.documents.start < tokens) & (store.documents.tokens > 0)).sum())
     whose = "1 document" if there == 1 else f"{there:,} documents"
     if there >= FEWEST:
-        index = np.searchsorted(store.documents.start, np.arange(tokens), side="right") - 1
-        return index, whose
+        return np.repeat(np.arange(len(store.documents)), store.documents.tokens)[:tokens], whose
     size = window * max(1, -(-tokens // (window * BLOCKS)))
     what = f"{-(-tokens // size):,} blocks of {size:,} tokens in {whose}, which says nothing of others"
     return np.arange(tokens) // size, what

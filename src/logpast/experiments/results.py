@@ -31,6 +31,8 @@ COLUMNS = {
     "revision": "revision",
 }  # fmt: skip
 LINES = "system,k,corpus,window,file"  # what tells one line of a picture from another
+TEXTS = ("train_data.sha256", "test_data.sha256")  # two may have one name
+SCORING = ("scores.accounting", "scores.streams", "scores.precision")  # in other ways the same weights score otherwise
 ORDER = ("corpus", "system", "L", "k", "seed")
 DIGITS = {"ppl_token": 2, "ppl_word": 1, "bits_per_byte": 4}
 WIDEST = 34  # characters of a cell
@@ -288,6 +290,9 @@ def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str] | None)
     for name in (x, y, *(by or ())):
         check_name(entries, name)
     entries = [entry for entry in entries if all(_is_number(entry.get(name)) for name in (x, y))]
+    of_one = ("file", "recipe_hash", *TEXTS, *SCORING, x, y)
+    once = {tuple(map(e.get, of_one)) if _is_run(e.row) else id(e): e for e in entries}
+    entries = list(once.values())  # else a row that is there twice would weigh more in a mean
     if not entries:
         raise UserError(f"no row has numbers for both {x} and {y}; choose others with --x and --y")
     by = [name for name in by or _telling_apart(entries, x) if len({str(entry.get(name)) for entry in entries}) > 1]
@@ -318,12 +323,13 @@ def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str] | None)
 
 
 def _telling_apart(entries: list[Entry], x: str) -> list[str]:
-    """What tells lines from each other: LINES, and what else differs in the recipes of rows at one place of a line."""
+    """What tells lines from each other: LINES, and what else differs in recipe, texts or scoring at one place."""
     by, along = LINES.split(","), {x, COLUMNS.get(x, x), f"recipe.{x}", "recipe.seed"}
     groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in entries:
         groups.setdefault(tuple(_as_asked(entry.get(name)) for name in (*by, x)), []).append(entry)
-    places = {n: None for entry in entries for n in entry.values if n.startswith("recipe.") and n not in along}
+    told = ("recipe.", *TEXTS, *SCORING)
+    places = {n: None for entry in entries for n in entry.values if n.startswith(told) and n not in along}
     named = {place: name for name, place in COLUMNS.items()}
     differing = [n for n in places if any(len({str(e.get(n)) for e in group}) > 1 for group in groups.values())]
     return [*by, *(named.get(n, n.removeprefix("recipe.")) for n in differing)]
@@ -333,5 +339,6 @@ def _label(names: list[str], entry: Entry) -> str:
     """A line's name: words as they are where their columns are well known, else with what they are of."""
     told = {name: value for name in names if (value := entry.get(name)) is not None}
     texts = {name: _text(name, value) if _is_number(value) else str(value) for name, value in told.items()}
+    texts |= {name: texts[name][:7] for name in TEXTS if name in texts}
     bare = ("system", "corpus", "file")
     return ", ".join(text if name in bare else f"{name} = {text}" for name, text in texts.items())

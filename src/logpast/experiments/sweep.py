@@ -89,6 +89,7 @@ def sweep(
                 _prepare_texts(left)
             runner: Runner = Processes(jobs) if address is None else Cluster(address, plan.cpus, plan.gpus)
             failed = _Sweep(cells, done, out, runner, deadline).run()
+        _texts_of(cells, done, out)  # texts may have changed under cells that ran at once
     _tell(cells, done, failed, out)
     return [done[cell.key] for cell in cells if cell.key in done]
 
@@ -111,7 +112,24 @@ def _finished(cells: list[Cell], out: Path) -> dict[str, Row]:
     for cell in cells:
         if cell.key not in found and cell.name in made:  # where it would go on is another's
             raise UserError(f"{place} has a cell {cell.name} that was made by other settings; give another --out")
+    _texts_of(cells, found, out)
     return found
+
+
+def _texts_of(cells: list[Cell], done: dict[str, Row], out: Path) -> dict[tuple[str | None, ...], tuple[str, str]]:
+    """What finished cells found under the names of their texts: the sha256 of each, and whose it is."""
+    known: dict[tuple[str | None, ...], tuple[str, str]] = {}
+    for cell in cells:
+        row = done.get(cell.key, {})
+        for part, text in cell.texts.items():
+            if row.get(part):
+                sha256, other = known.setdefault(text, (row[part]["sha256"], cell.name))
+                if sha256 != row[part]["sha256"]:
+                    raise UserError(
+                        f"{out / 'ledger.jsonl'}: {text[0]} was another text for {cell.name} than for {other}; remove "
+                        "the row and the run of one of them, or give another --out"
+                    )
+    return known
 
 
 def _is_whole(row: Row) -> bool:
@@ -188,27 +206,18 @@ class _Sweep:
         return max((row["seconds"] for row in self.done.values()), default=0.0)
 
     def _begin(self, cell: Cell, progress: Board) -> None:
+        known = _texts_of(self.cells, self.done, self.out)
         job = {
             "config": cell.config.to_dict(),
             "test": cell.test,
             "log": str(self._log(cell.name)),
-            "texts": self._known_texts(cell),
+            "texts": {part: known[text] for part, text in cell.texts.items() if text in known},
         }
         self.running[self.runner.start(job)] = cell
         self.begun += 1
         how = "begins" if len(self.running) <= self.runner.places else "waits for a place"
         share = _share(cell, saved=True)
         progress.say(f"{cell.name}: {how}" + (f" at {share:.0%}" if share else ""))
-
-    def _known_texts(self, cell: Cell) -> dict[str, tuple[str, str]]:
-        """What finished cells found under the names of its texts: the sha256 of each, and whose it is."""
-        known = {}
-        for other in self.cells:
-            row = self.done.get(other.key, {})
-            for part, text in other.texts.items():
-                if row.get(part):
-                    known[text] = row[part]["sha256"], other.name
-        return {part: known[text] for part, text in cell.texts.items() if text in known}
 
     def _collect(self, progress: Board) -> None:
         """Wait a moment, and note what has ended in it."""

@@ -85,9 +85,11 @@ class Topics:
     def draw(self, tokens: int, seed: Seed) -> Draw:
         """A stationary stream of so many tokens, 1 or more."""
         random = np.random.default_rng(seed)
-        enough = tokens // self.shortest  # segments after the first, however short they come out
+        enough = tokens // self.shortest  # segments after the first: nearly always
         under_way = random.choice(self.longest, 1, p=self.remainders)
         lasting = 1 + np.append(under_way, random.choice(self.longest, enough, p=self.durations))
+        while lasting.sum() < tokens:  # the first may be shorter than `shortest`
+            lasting = np.append(lasting, 1 + random.choice(self.longest, p=self.durations))
         segments = np.repeat(np.arange(len(lasting)), lasting)[:tokens]
         sizes = np.bincount(segments)
         topics = random.dirichlet(np.full(self.vocabulary, self.concentration), len(sizes))

@@ -293,6 +293,13 @@ def _familiar_gain(memory: dict[str, Any], control: dict[str, Any]) -> float | N
     return math.log(ours / theirs)
 
 
+def _pair(results: Path, file: str, text: str) -> str:
+    """What a sweep's last pair on a training text has in figures."""
+    memory, control = [pair for pair in _pairs(results, file) if pair[0]["train_data"]["name"] == text][-1]
+    ours, theirs = (row["scores"]["ppl_token"] for row in (memory, control))
+    return f"{ours:.2f} against {theirs:.2f}, {_gain(memory, control):+.3f} nats per token".replace("-", "−")
+
+
 def _gains_of_sweep(results: Path, text: str, gain: Callable[..., float | None]) -> str:
     """A figure an L, the mean of its seeds, with k = 100."""
     found = defaultdict[int, list[float]](list)
@@ -403,6 +410,10 @@ VIEWS: dict[str, View] = {
     "sweep-small-gains": lambda results: _gains_of_sweep(results, "wiki22k:train", _gain),
     "sweep-small-gains-pg19": lambda results: _gains_of_sweep(results, "pg19:train", _familiar_gain),
     "sweep-small-on-the-way": lambda results: _on_the_way(results, "sweep-small"),
+    "sweep-pairs": lambda results: _pair(results, "sweep-pairs", "wiki22k:train"),
+    "sweep-pairs-on-the-way": lambda results: _on_the_way(results, "sweep-pairs"),
+    "pairs-wiki22k-where": lambda results: _where_gained(results, "wiki22k-k200"),
+    "pairs-wiki22k-past": lambda results: _how_far_back(results, "wiki22k-k200"),
     "sweep-rereading": lambda results: _on_the_way(results, "sweep-rereading"),
     "rereading-where": lambda results: _where_gained(results, "much-width192"),
     "rereading-past": lambda results: _how_far_back(results, "much-width192"),

@@ -272,6 +272,11 @@ class TimeLocalTransformer(Recurrent):
     def attention_length(self) -> int:
         return self.config.slots + 1
 
+    @property
+    def state_bytes(self) -> int:
+        """Of the integrators alone: a token is a step of the recurrence, and no key or value is looked at again."""
+        return super().state_bytes - self._pair_bytes * self.window
+
     def _compile(self, *args: Any, **kwargs: Any) -> None:
         """What reads a segment in one block, once for all blocks: that is much already."""
         for block in self.blocks:

@@ -143,7 +143,7 @@ def find_checkpoint(path: Path, which: str = "best") -> Checkpoint:
         except UserError as error:
             print(f"logpast: warning: the best checkpoint is gone ({error}); using {folder} instead", file=sys.stderr)
             return latest
-    raise UserError("; ".join([f"no whole checkpoint in {path}", *problems]))
+    raise UserError("; ".join([f"no whole checkpoint in {path}; give a run that has saved one", *problems]))
 
 
 def checkpoint_path(run: Path, step: int) -> Path:

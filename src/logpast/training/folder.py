@@ -46,7 +46,10 @@ def find_resumption(config: TrainConfig, store: TokenStore, validation: TokenSto
     for part, text, use in (("data", store, "trained"), ("validation_data", validation, "validated")):
         before = found.state.get(part)  # those of earlier versions do not tell of validation
         if text and before and before["sha256"] != text.sha256:
-            raise UserError(f"cannot resume {found.path}: {text.name} holds other tokens than it was {use} on")
+            raise UserError(
+                f"cannot resume {found.path}: {text.name} holds other tokens than it was {use} on; bring it back, "
+                "or work in another folder"
+            )
     return found
 
 

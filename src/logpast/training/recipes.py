@@ -75,7 +75,7 @@ def fit_to_system(recipe: dict[str, Any], system: str, parser: ArgumentParser, p
     others = {f.name for other in SYSTEMS.values() for f in fields(other.Config)} - ours
     model = {name: value for name, value in recipe["model"].items() if name not in others and name != "system"}
     fitting = recipe | {"model": model}
-    known = [action.dest for action in parser._actions]
+    known = [action.dest for action in parser._actions if action.dest != "help"]
     for key in flat(fitting):
         if key not in known:
             raise UserError(f"{place}: unknown key {key!r}; {nearest(key, known)}")
