@@ -249,9 +249,9 @@ def _lags(part: Part, model: Part, tokens: int) -> str:
         "only from the first windows of a stream"
         f"{'; replaced, they hold a past that may mislead: both' if other else ': that'} may overstate what the past "
         "beyond d is worth. "
-        "Shuffled, they hold the same words in no order: that is what their order is worth. "
+        "Shuffled, they hold the same words, near and far mixed: that is what it is worth where each stands. "
         f"({part['permutations']} seeded orders{' and other pasts' if other else ''} are dealt to windows by their "
-        f"ids{f'; {own:.1%} of other pasts hold tokens of the window itself' if other else ''}.) Intervals: "
+        f"ids{f'; by chance some {own:.1%} of other pasts hold tokens of the window itself' if other else ''}.) Intervals: "
         f"{part['intervals']}.",
     )
 
