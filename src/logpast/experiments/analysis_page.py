@@ -251,8 +251,8 @@ def _lags(part: Part, model: Part, tokens: int) -> str:
         "beyond d is worth. "
         "Shuffled, they hold the same words, near and far mixed: that is what it is worth where each stands. "
         f"({part['permutations']} seeded orders{' and other pasts' if other else ''} are dealt to windows by their "
-        f"ids{f'; by chance some {own:.1%} of other pasts hold tokens of the window itself' if other else ''}.) Intervals: "
-        f"{part['intervals']}.",
+        f"ids{f'; by chance some {own:.1%} of other pasts hold tokens of the window itself' if other else ''}.) "
+        f"Intervals: {part['intervals']}.",
     )
 
 
