@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from logpast import files
+from logpast import cli, files
 from logpast.cli import VERBS, main
 from logpast.data import TokenStore
 from logpast.training import loop
@@ -378,3 +378,16 @@ def test_a_terminal_without_greek_has_the_rest() -> None:
     done = subprocess.run(words, env=surroundings, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "8,192" in done.stdout
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_what_is_full_is_told_in_a_line(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(words: list[str]) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(cli, "run", full)
+    with pytest.raises(SystemExit, match="2"):
+        main(["results"])
+    assert capsys.readouterr().err == f"logpast: the disk: {os.strerror(number)}; make room, or write elsewhere\n"

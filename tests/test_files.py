@@ -11,7 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 from logpast.errors import UserError
-from logpast.files import alone, whole_or_absent, write_whole
+from logpast.files import alone, sweep, unfinished, whole_or_absent, write_whole
 
 
 def test_a_file_is_replaced_in_one_step(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, had
 
 
 def test_what_a_kill_left_long_ago_is_cleared_away(tmp_path: Path) -> None:
-    left = [tmp_path / f".{name}.abc.unfinished" for name in ("a[1]", "new", "other")]
+    left = [tmp_path / f".{name}.{0:08x}.unfinished" for name in ("a[1]", "new", "other")]
     for folder in left:
         (folder / "part").mkdir(parents=True)
     for folder in (left[0], left[2]):
@@ -63,6 +63,16 @@ def test_what_a_kill_left_long_ago_is_cleared_away(tmp_path: Path) -> None:
     with whole_or_absent(tmp_path / "a[1]"):
         pass
     assert sorted(tmp_path.iterdir()) == sorted([*left[1:], tmp_path / "a[1]"])
+
+
+def test_what_is_to_be_gone_on_with_is_never_cleared_away(tmp_path: Path) -> None:
+    passes = unfinished(tmp_path / "a.v2", "passes")
+    passes.mkdir()
+    os.utime(passes, (0, 0))
+    with whole_or_absent(tmp_path / "a"):
+        pass
+    sweep(tmp_path)
+    assert passes.exists()
 
 
 def test_whoever_may_read_one_file_of_a_folder_may_read_all(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ options and its docstring the help. Nothing heavy is imported before a verb is c
 
 from __future__ import annotations
 
-import errno
 import importlib
 import io
 import os
@@ -15,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logpast.errors import UserError, nearest, one_line
+from logpast.errors import FULL, UserError, nearest, one_line
 from logpast.version import __version__
 
 if TYPE_CHECKING:
@@ -100,9 +99,9 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as error:
-        if error.filename is None and error.errno != errno.ENOSPC:
+        if error.filename is None and error.errno not in FULL:
             raise  # not about a file: a fault of ours
-        fix = "; make room, or write elsewhere" if error.errno == errno.ENOSPC else ""
+        fix = "; make room, or write elsewhere" if error.errno in FULL else ""
         print(f"logpast: {error.filename or 'the disk'}: {error.strerror}{fix}", file=sys.stderr)
         code = 2
     sys.exit(code)

@@ -1,7 +1,10 @@
 """The one exception for mistakes a person can mend: its text is a single line that names what was wrong and the fix."""
 
 import difflib
+import errno
 import re
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or one's share of it
 
 
 class UserError(ValueError):

@@ -18,9 +18,10 @@ from typing import IO, Any
 
 from safetensors import SafetensorError
 
-from logpast.errors import UserError
+from logpast.errors import FULL, UserError
 
 UNFINISHED = ".*.unfinished"  # what a kill may leave
+RUBBISH = "[0-9a-f]" * 8 + ".unfinished"  # how its name ends where nobody will go on with it
 STALE = 7 * 86_400.0  # seconds after which nobody is at work on it any more
 LOCK = "lock"  # in a folder that is worked in, and stays there
 
@@ -34,7 +35,7 @@ def whole_or_absent(place: Path) -> Iterator[Path]:
     folder = unfinished(place)
     try:
         folder.mkdir(parents=True)
-        for leftover in place.parent.glob(f".{escape(place.name)}.*.unfinished"):
+        for leftover in place.parent.glob(f".{escape(place.name)}.{RUBBISH}"):
             with suppress(OSError):  # it may be moved to its place just now
                 if time.time() - leftover.stat().st_mtime > STALE:
                     shutil.rmtree(leftover)
@@ -49,8 +50,7 @@ def whole_or_absent(place: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:  # the latter of a full disk, too
         if os.path.lexists(place):
             raise FileExistsError(place) from error
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot write {place}: {why}; make room or choose another place") from error
+        raise UserError(f"cannot write {place}: {_why(error)}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -72,10 +72,17 @@ def write_whole(file: Path, content: str | bytes) -> None:
         sync(part)
         os.replace(part, file)
     except OSError as error:
-        raise UserError(f"cannot write {file}: {error.strerror}; make room or choose another place") from error
+        raise UserError(f"cannot write {file}: {_why(error)}") from error
     finally:
         with suppress(OSError):  # of a read-only place, whose error has been told
             part.unlink(missing_ok=True)
+
+
+def _why(error: OSError | SafetensorError) -> str:
+    """With what to do about it."""
+    told = isinstance(error, OSError) and error.errno is not None and error.errno not in FULL
+    fix = "see who may write there, or choose another place" if told else "make room or choose another place"
+    return f"{getattr(error, 'strerror', None) or error}; {fix}"
 
 
 def unfinished(place: Path, what: str = "") -> Path:
@@ -142,7 +149,7 @@ def remove(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Clear away what killed processes left half built, or half removed, in a folder that nobody else writes to."""
-    for leftover in folder.glob(UNFINISHED):
+    for leftover in folder.glob(f".*.{RUBBISH}"):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:

@@ -109,6 +109,12 @@ def test_kept_and_loaded(tokenizer: Tokenizer, tmp_path: Path) -> None:
         assert np.array_equal(again.encode(text), tokenizer.encode(text))
 
 
+def test_a_failed_write_is_an_error_of_the_system(tmp_path: Path) -> None:
+    """So that whoever writes can tell of it; the library has an exception of no kind for a full disk."""
+    with pytest.raises(OSError, match="No such file"):
+        BPE.save(tmp_path / "gone")
+
+
 def fingerprint(spec: str) -> str:
     return load_tokenizer(spec).fingerprint
 

@@ -199,7 +199,11 @@ def test_rows_by_hand(page: Path, tmp_path: Path) -> None:
         compare(page, out)
 
 
-def test_equal_time_gives_the_faster_more_tokens(page: Path, tmp_path: Path) -> None:
+def test_equal_time_gives_the_faster_more_tokens(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And tells of one whose speed is not that of its search."""
+    monkeypatch.setattr(cell, "tokens_per_second", lambda run: 3000.0)
     for name, speed in (("memory", 3000), ("full", 6000)):
         place = tmp_path / "out" / "search" / f"{name}.json"
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -207,6 +211,9 @@ def test_equal_time_gives_the_faster_more_tokens(page: Path, tmp_path: Path) -> 
     slow, fast = compare(page, tmp_path / "out", budget="time", systems=["memory", "full"])
     assert slow["train_tokens"] == pytest.approx(1500, rel=0.1)
     assert fast["train_tokens"] == pytest.approx(3000, rel=0.1)
+    told = "".join(capsys.readouterr())
+    assert "memory, seed 0: trained for" not in told
+    assert re.search(r"full, seed 0: trained for (0\.9\d*|1|1\.0\d*) s in place of 0\.5: its speed was another", told)
 
 
 def test_one_comparison_at_a_time(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -391,7 +391,7 @@ def test_weights_that_an_infinite_gradient_made_are_not_saved(train_config: Trai
 def test_what_a_kill_left_of_the_first_file_is_no_run(train_config: TrainConfig) -> None:
     config = replace(train_config, steps=2, resume="auto")
     config.run.mkdir()
-    (config.run / ".config.yaml.0123.unfinished").write_text("run")
+    (config.run / ".config.yaml.01234567.unfinished").write_text("run")
     train(config)
     assert not list(config.run.glob(".*"))
 
@@ -418,7 +418,9 @@ def test_a_folder_without_a_checkpoint_is_named_for_what_it_is(train_config: Tra
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "config.yaml").write_text("model: gpt2\n")
     for resume in (False, "auto"):
-        with pytest.raises(UserError, match="exists already and holds something else than a run; give another --run"):
+        with pytest.raises(
+            UserError, match="exists already and holds something else than a run; work in another folder"
+        ):
             train(replace(train_config, run=tmp_path / "notes", resume=resume))
 
 

@@ -131,7 +131,8 @@ class BPE(Tokenizer):
         return np.array(encoding.ids, dtype=np.uint32)
 
     def save(self, folder: Path) -> None:
-        self._tokenizer.save(str(folder / FILE))
+        text = self._tokenizer.to_str(pretty=True)  # its own save() tells of a full disk by no OSError
+        (folder / FILE).write_text(text, encoding="utf-8")
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:

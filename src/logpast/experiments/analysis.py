@@ -118,8 +118,8 @@ def analyze(
         raise UserError("give the text to score with --data, such as --data wikitext103:test")
     out = out or Path("runs") / f"{found.config.run.name}-analysis"
     if os.path.lexists(out):
-        again = f"draw its page again with `logpast analyze {out}`, " if is_analysis(out) else ""
-        raise UserError(f"{out} exists already; {again}delete it, or give another folder with --out")
+        again = f"draw its page again with `logpast analyze {out}`, delete it, or " if is_analysis(out) else ""
+        raise UserError(f"{out} exists already; {again}give another folder with --out")
     make_way(out)
     place = device_for(device, precision)
     store = open_tokens(data, found.load_tokenizer(), cache)
@@ -299,7 +299,8 @@ def _whereabouts(seen: Kinds, model: LanguageModel, rival: Rival | None) -> tupl
         names.append(f"before it, in the model's history (to lag {model.history:,})")
     if near > model.history:
         edges.append(near + 1)
-        names.append(f"before it, in the control's sight alone (to lag {near:,})")
+        alone = " alone" if isinstance(model, Transformer) else ""  # others carry a state from before the window
+        names.append(f"before it, in the control's sight{alone} (to lag {near:,})")
     names += ["farther back" if len(names) > 1 else "before the window", "never before"]
     kinds = np.searchsorted(edges, seen, side="right") - 1
     return np.where(seen == NEVER, len(names) - 1, kinds), names

@@ -43,6 +43,7 @@ from logpast.typed import settle, typed
 
 Budget = Literal["tokens", "time"]
 TOLERANCE = 0.02  # how far numbers of weights may be apart
+LEEWAY = 0.1  # and seconds of training from those that were asked for, without a word
 
 
 @dataclass(frozen=True)
@@ -376,6 +377,12 @@ def _run_cell(
         "tokens_per_second": entry.pop("tokens_per_second"),
         "peak_bytes": entry.pop("peak_bytes"),
     }
+    took = steps * each.tokens_per_step / entry["comparison"]["tokens_per_second"]
+    if budget == "time" and abs(took / plan.seconds - 1) > LEEWAY:
+        say(
+            f"{each.name}, seed {seed}: trained for {took:.3g} s in place of {plan.seconds:g}: its speed was another in "
+            "the search; for equal times give another --out, and keep the machine to it alone"
+        )
     keep_weights_alone(run)  # before the row, for a cell that has one is not looked at again
     ledger.append(out / "rows.jsonl", entry)
 

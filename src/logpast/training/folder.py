@@ -80,10 +80,10 @@ def _is_beginning_of(config: TrainConfig) -> bool:
 
 def _in_the_way(run: Path) -> str:
     if _begun(run):
-        held, way = "the beginning of a run with other settings, and no checkpoint", "delete it, or give"
+        held, way = "the beginning of a run with other settings, and no checkpoint", "delete it, or work in"
     else:
-        held, way = "something else than a run", "give"
-    return f"{run} exists already and holds {held}; {way} another --run folder"
+        held, way = "something else than a run", "work in"
+    return f"{run} exists already and holds {held}; {way} another folder"
 
 
 @contextmanager
