@@ -380,8 +380,8 @@ def _run_cell(
     took = steps * each.tokens_per_step / entry["comparison"]["tokens_per_second"]
     if budget == "time" and abs(took / plan.seconds - 1) > LEEWAY:
         say(
-            f"{each.name}, seed {seed}: trained for {took:.3g} s in place of {plan.seconds:g}: its speed was another in "
-            "the search; for equal times give another --out, and keep the machine to it alone"
+            f"{each.name}, seed {seed}: trained for {took:.3g} s in place of {plan.seconds:g}: its speed was another "
+            "in the search; for equal times give another --out, and keep the machine to it alone"
         )
     keep_weights_alone(run)  # before the row, for a cell that has one is not looked at again
     ledger.append(out / "rows.jsonl", entry)
