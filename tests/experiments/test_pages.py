@@ -15,6 +15,7 @@ from logpast.experiments.views import VIEWS
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 ANALYSIS = "analyses/much-width192-seed0/analysis.json"
+PAIR = "analyses/wiki22k-k200-seed0/analysis.json"
 
 
 @pytest.fixture
@@ -112,6 +113,9 @@ def test_a_sweep_of_pairs_is_told_in_quarters(tmp_path: Path) -> None:
         ("logs/sweep-small/wiki22k-slots5-k100-seed1.jsonl", '"loss": ', '"loss": 1', "sweep-small-on-the-way"),
         (ANALYSIS, r'("binned".*?"gain": \{\s+"nats": \[ )', r"\g<1>9", "rereading-where"),
         (ANALYSIS, r'("cut": \{.*?"increase": \[ )', r"\g<1>9", "rereading-past"),
+        ("sweep-pairs.jsonl", '"ppl_token": 32.10', '"ppl_token": 31.10', "sweep-pairs"),
+        (PAIR, r'("binned".*?"gain": \{\s+"nats": \[ )', r"\g<1>9", "pairs-wiki22k-where"),
+        (PAIR, r'("replaced": \{.*?"increase": \[ )', r"\g<1>9", "pairs-wiki22k-past"),
     ],
 )
 def test_a_changed_row_is_noticed(file: str, old: str, new: str, view: str, checkout: Path) -> None:
