@@ -114,7 +114,7 @@ def test_a_sweep_of_pairs_is_told_in_quarters(tmp_path: Path) -> None:
         (ANALYSIS, r'("binned".*?"gain": \{\s+"nats": \[ )', r"\g<1>9", "rereading-where"),
         (ANALYSIS, r'("cut": \{.*?"increase": \[ )', r"\g<1>9", "rereading-past"),
         ("sweep-pairs.jsonl", '"ppl_token": 32.10', '"ppl_token": 31.10', "sweep-pairs"),
-        (PAIR, r'("binned".*?"gain": \{\s+"nats": \[ )', r"\g<1>9", "pairs-wiki22k-where"),
+        (PAIR, r'("binned".*?"gain": \{\s+"nats": \[ -)', r"\g<1>9", "pairs-wiki22k-where"),
         (PAIR, r'("replaced": \{.*?"increase": \[ )', r"\g<1>9", "pairs-wiki22k-past"),
     ],
 )
