@@ -14,6 +14,7 @@ from logpast.experiments.pictures import unframed
 
 Part = dict[str, Any]
 
+LINEAR = 0.01  # nats up to which an axis with both small and large ones is linear
 RARE = 0.001  # bins with a smaller share of the tokens have intervals that would dwarf the others
 SHARES = "Above: the share of the tokens in each bin."
 LEFT_OUT = "Bins with less than a thousandth of the tokens are only in analysis.json."
@@ -238,6 +239,10 @@ def _lags(part: Part, model: Part, tokens: int) -> str:
     axis.axhline(0, color="0.3", linewidth=0.8)
     axis.set(xscale="log", xlabel="lag d (tokens before the window)", ylabel="increase, nats per token")
     _plain_log(axis, part["lag"][-1], first=0.5)
+    values = [value for way in WAYS if way in part for value in _ends(part[way])]
+    axis.set_yscale("symlog", linthresh=LINEAR)  # what is cut off may cost a hundred times what is shuffled
+    axis.set_ylim(min(1.5 * min(values), -LINEAR / 5), max(1.5 * max(values), LINEAR))
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.legend(frameon=False)
     return _section(
         title,
@@ -252,8 +257,13 @@ def _lags(part: Part, model: Part, tokens: int) -> str:
         "Shuffled, they hold the same words, near and far mixed: that is what it is worth where each stands. "
         f"({part['permutations']} seeded orders{' and other pasts' if other else ''} are dealt to windows by their "
         f"ids{f'; by chance some {own:.1%} of other pasts hold tokens of the window itself' if other else ''}.) "
-        f"Intervals: {part['intervals']}.",
+        f"The axis is linear up to {LINEAR:g}, then logarithmic. Intervals: {part['intervals']}.",
     )
+
+
+def _ends(curve: Part) -> list[float]:
+    """All heights of a curve and its intervals."""
+    return [*curve["increase"], *(end for interval in curve["interval"] if interval for end in interval)]
 
 
 def _mark(axis: Any, place: float, label: str, height: int) -> None:
