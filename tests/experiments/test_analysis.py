@@ -112,6 +112,33 @@ def test_by_frequency(result: dict[str, Any], nats: dict[str, np.ndarray], store
         assert part["model"]["nats"][i] == mean(bin_)
 
 
+def test_by_token(result: dict[str, Any], nats: dict[str, np.ndarray], store: TokenStore) -> None:
+    sums: dict[int, float] = {}
+    for i, gain in zip(store.tokens.tolist(), nats["control"] - nats["model"], strict=True):
+        sums[i] = sums.get(i, 0.0) + float(gain)
+    order = sorted(sums, key=sums.__getitem__)
+    found = result["by_token"]
+    assert [each["id"] for each in found["gained"]] == [i for i in order[::-1][:12] if sums[i] > 0]
+    assert [each["id"] for each in found["lost"]] == [i for i in order[:12] if sums[i] < 0]
+    books = [
+        store.tokens[a : a + n].tolist() for a, n in zip(store.documents.start, store.documents.tokens, strict=True)
+    ]
+    for each in found["gained"] + found["lost"]:
+        assert each["gain"] == pytest.approx(sums[each["id"]], abs=1e-6)
+        assert each["token"] == store.load_tokenizer().decode([each["id"]])
+        assert each["places"] == sum(book.count(each["id"]) for book in books)
+        assert each["documents"] == sum(each["id"] in book for book in books)
+
+
+def test_tokens_on_the_page() -> None:
+    """With signs that would be lost, or be taken for the page's own; shares only of a gain."""
+    tokens = [{"token": " <b>\n\t", "places": 3, "documents": 2, "gain": 1.5}]
+    shown = "<td><code>␣&lt;b&gt;⏎\\x09</code></td><td>3</td><td>2</td><td>+1.5</td>"
+    for gain, share in ((0.3, "+50.0%"), (-0.3, "–")):
+        page = analysis_page._by_token({"gained": tokens, "lost": []}, {"tokens": [10], "gain": {"nats": [gain]}})
+        assert f"{shown}<td>{share}</td>" in page
+
+
 def test_by_last_occurrence(result: dict[str, Any], nats: dict[str, np.ndarray], store: TokenStore) -> None:
     """In the window, before it and among the control's 5, farther and among the model's 16, still farther, never."""
     where, stream = result["last_seen"]["where"], [-1, *store.tokens.tolist()]

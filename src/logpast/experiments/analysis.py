@@ -53,6 +53,7 @@ from logpast.training.checkpoint import Checkpoint, find_checkpoint
 from logpast.typed import typed
 from logpast.version import __version__
 
+NAMED = 12  # tokens that gain most, and that lose most
 #: where bins of frequent and rare tokens begin
 COUNTS = sorted({0} | {step * 10**power for power in range(12) for step in (1, 3)})
 
@@ -77,8 +78,9 @@ def analyze(
 ) -> dict[str, Any]:
     """Show on one page where a model's loss lies, and how much of its past it really uses.
 
-    Loss by position in the window, by frequency and by where a token last occurred, and the gain over a control; what
-    each slot is worth; how far back the past matters; what overlapping windows bring.
+    Loss by position in the window, by frequency and by where a token last occurred, and the gain over a control;
+    which tokens gain and lose most; what each slot is worth; how far back the past matters; what overlapping windows
+    bring.
 
     Examples:
         logpast analyze runs/memory --data wikitext103:test --control runs/control
@@ -250,6 +252,25 @@ def _of_tokens(
             "where": {"kinds": names} | sides.by_kind(where, len(names)),
             "by_lag": sides.by_bin(seen, [NEVER, 0, *doubling(2 * len(store))]),
         },
+        "by_token": _by_token(store, theirs - ours) if theirs is not None else {},
+    }
+
+
+def _by_token(store: TokenStore, gain: Array) -> dict[str, Any]:
+    """Tokens on which most is gained, and lost, over all places where they stand."""
+    ids, tokenizer = np.asarray(store.tokens, np.int64), store.load_tokenizer()
+    document = np.repeat(np.arange(len(store.documents)), store.documents.tokens)
+    sums = np.bincount(ids, gain)
+    order = np.argsort(sums, kind="stable")
+
+    def about(i: int) -> dict[str, Any]:
+        where = document[ids == i]
+        text = tokenizer.decode_bytes([i]).decode("utf-8", "backslashreplace")
+        return {"token": text, "id": i, "places": len(where), "documents": len(np.unique(where)), "gain": sums[i]}
+
+    return {
+        "gained": [about(int(i)) for i in order[: -NAMED - 1 : -1] if sums[i] > 0],
+        "lost": [about(int(i)) for i in order[:NAMED] if sums[i] < 0],
     }
 
 

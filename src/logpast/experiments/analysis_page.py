@@ -32,6 +32,7 @@ def draw(result: Part) -> str:
         _documents(result.get("documents", {})),  # which analyses of before do not have
         _position(result["position"], result["model"], result["control"]),
         _frequency(result["frequency"]),
+        _by_token(result.get("by_token", {}), result["scores"]["all"]),  # nor this
         _last_seen(result["last_seen"], result["model"], result["control"]),
         _slots(result["slots"], result["model"]),
         _lags(result["lags"], result["model"], result["data"]["tokens"]),
@@ -155,6 +156,32 @@ def _frequency(part: Part) -> str:
         f"Tokens in bins by how often they occur among the {part['counted_tokens']:,} tokens of "
         f"{html.escape(part['counted_in'])}; rare ones on the left. {SHARES if right else ''} {LEFT_OUT}",
     )
+
+
+def _by_token(part: Part, everything: Part) -> str:
+    if not part:
+        return ""
+    total = everything["gain"]["nats"][0] * everything["tokens"][0]
+    tables = ""
+    for kind, tokens in part.items():
+        head = [f"most {kind}", "places", "documents", "nats in all", "of all gain"]
+        rows = []
+        for each in tokens:
+            share = f"{each['gain'] / total:+.1%}" if total > 0 else "–"
+            counts = [f"{each[name]:,}" for name in ("places", "documents")]
+            rows.append([f"<code>{_visible(each['token'])}</code>", *counts, f"{each['gain']:+,.1f}", share])
+        tables += table(head, rows)
+    return (
+        "<h2>Tokens that gain and lose most</h2>"
+        "<p>The gain of a token, summed over all places where it stands. Those of few documents are words that a text "
+        "is about; those of many belong to the language, or to the form of the text: a sign for headings that the "
+        f"training text lacks would show here, too. (␣ is a space, ⏎ the end of a line.)</p>{tables}"
+    )
+
+
+def _visible(token: str) -> str:
+    shown = token.replace(" ", "␣").replace("\n", "⏎")
+    return html.escape("".join(sign if sign.isprintable() else f"\\x{ord(sign):02x}" for sign in shown))
 
 
 def _last_seen(part: Part, model: Part, control: Part | None) -> str:
