@@ -362,8 +362,9 @@ def test_the_page_has_every_plot_and_is_drawn_again_without_the_model(
     page = (done / "report.html").read_text()
     assert page.count("<img") == page.count("data:image/png;base64,") == PLOTS
     assert "Does not apply" not in page
+    own = (result["model"]["history"] + result["model"]["window"] - 1) / result["data"]["tokens"]
     for word in ("position in the window", "frequency", "last occurred", "Which slots", "How far back", "stride",
-                 "after the memory's LayerNorm", result["revision"]):  # fmt: skip
+                 "after the memory's LayerNorm", result["revision"], f"chance some {own:.1%} of"):  # fmt: skip
         assert word in page
     copy = tmp_path / "elsewhere"
     copy.mkdir()

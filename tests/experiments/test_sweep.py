@@ -151,6 +151,7 @@ def test_variants_choose_recipe_and_text(page: Changed, tmp_path: Path) -> None:
         ({"grids": [{"a": {"x": {"steps": 1}}}, {"a": {"x": {"steps": 2}}}]}, "two different cells .* called x-seed0"),
         ({"grids": [{"run": ["a", "b"]}]}, "run is the sweep's"),
         ({"set": {"steps": {"many": 3}}}, "unknown key 'steps.many'"),
+        ({"grids": [{"xyz": [5]}]}, "unknown key 'xyz'; known: run, "),
         ({"set": {"model.slots": 5, "model": {"slots": 9}}}, "model.slots is given twice; take one of the two out"),
         ({"grids": [{"a": {"b": {"model.slots": 5, "model": {"slots": 9}}}}]}, "model.slots is given twice"),
         ({"recipe": "none.yaml"}, "cannot read .*none.yaml"),

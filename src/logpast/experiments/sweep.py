@@ -89,7 +89,7 @@ def sweep(
                 _prepare_texts(left)
             runner: Runner = Processes(jobs) if address is None else Cluster(address, plan.cpus, plan.gpus)
             failed = _Sweep(cells, done, out, runner, deadline).run()
-        _texts_of(cells, done, out)  # texts may have changed under cells that ran at once
+        _texts_of(cells, done, out)  # they were of different pages, or ran at once
     _tell(cells, done, failed, out)
     return [done[cell.key] for cell in cells if cell.key in done]
 
@@ -112,7 +112,6 @@ def _finished(cells: list[Cell], out: Path) -> dict[str, Row]:
     for cell in cells:
         if cell.key not in found and cell.name in made:  # where it would go on is another's
             raise UserError(f"{place} has a cell {cell.name} that was made by other settings; give another --out")
-    _texts_of(cells, found, out)
     return found
 
 
