@@ -138,6 +138,11 @@ def doubling(largest: int) -> list[int]:
     return [2**power for power in range(max(0, largest).bit_length())]
 
 
+def documents_of(store: TokenStore) -> Kinds:
+    """Of each token: which document it is of."""
+    return np.repeat(np.arange(len(store.documents)), store.documents.tokens)
+
+
 def groups_of(store: TokenStore, tokens: int, window: int) -> tuple[Kinds, str]:
     """Which tokens are drawn together when intervals are made, and what these groups are.
 
@@ -146,7 +151,7 @@ def groups_of(store: TokenStore, tokens: int, window: int) -> tuple[Kinds, str]:
     there = int(((store.documents.start < tokens) & (store.documents.tokens > 0)).sum())
     whose = "1 document" if there == 1 else f"{there:,} documents"
     if there >= FEWEST:
-        return np.repeat(np.arange(len(store.documents)), store.documents.tokens)[:tokens], whose
+        return documents_of(store)[:tokens], whose
     size = window * max(1, -(-tokens // (window * BLOCKS)))
     what = f"{-(-tokens // size):,} blocks of {size:,} tokens in {whose}, which says nothing of others"
     return np.arange(tokens) // size, what
