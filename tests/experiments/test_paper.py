@@ -292,6 +292,17 @@ def test_what_a_state_takes_stands_beside(tmp_path: Path) -> None:
     assert table.notes[-1].startswith("state: what must be kept")
 
 
+def test_how_much_the_scored_weights_have_seen_stands_beside(tmp_path: Path) -> None:
+    """Which may be less than the training, and another length with each seed, of what is still one training."""
+    for k, seed, seen in ((None, 0, 49_000_000), (None, 1, 30_000_000), (200, 0, 12_340_000)):
+        append(tmp_path / "s.jsonl", row(53, k, seed, 40.0, train_tokens=seen))
+    table = paper.table_a1(results=tmp_path)
+    place = table.heads.index("tokens seen")
+    found = [(line[2], line[place]) for line in table.rows if line[place]]
+    assert found == [("delta¹", "30.0M–49.0M"), ("k = 200¹", "12.3M")]
+    assert table.notes[-1].startswith("tokens seen: by the weights")
+
+
 @pytest.mark.parametrize(
     ("place", "value"),
     [
@@ -321,21 +332,21 @@ def test_texts_of_one_name_are_two_series(tmp_path: Path) -> None:
         test = {"name": "wikitext103:test", "tokens": 286_221, "sha256": str(number)}
         append(tmp_path / "s.jsonl", row(53, 200, 0, ppl, test_data=test))
     table = paper.table_a1(results=tmp_path)
-    assert [line[-1] for line in table.rows[-2:]] == ["39.00/78.00", "99.00/198.00"]
+    assert [line[-2] for line in table.rows[-2:]] == ["39.00/78.00", "99.00/198.00"]
 
 
 def test_of_two_rows_of_a_run_the_one_that_tells_more_counts(tmp_path: Path) -> None:
     older = row(53, 200, 0, 39.0)
     for each in (older, with_documents(older, [700.0, 390.0, 788.0]), older):
         append(tmp_path / "s.jsonl", each)
-    assert paper.table_a1(results=tmp_path).rows[-1][-2:] == ["39.00/78.00", "50.74"]
+    assert paper.table_a1(results=tmp_path).rows[-1][-3:] == ["39.00/78.00", "50.74", "49.0M"]
 
 
 def test_documents_that_a_model_gives_no_chance(tmp_path: Path) -> None:
     append(tmp_path / "s.jsonl", with_documents(row(53, None, 0, 40.0), [300.0, 400.0, 800.0]))
     append(tmp_path / "s.jsonl", with_documents(row(53, 200, 0, 39.0), [700.0, None, 788.0]))  # type: ignore[list-item]
     table = paper.table_a1(results=tmp_path)
-    assert table.rows[-1][-2:] == ["39.00/78.00", "?"]
+    assert table.rows[-1][-3:] == ["39.00/78.00", "?", "49.0M"]
     assert "ours − delta" not in table.heads
 
 

@@ -28,7 +28,7 @@ class Series(NamedTuple):
     texts: tuple[dict[str, Any], dict[str, Any]]
     """what they were trained and scored on, to the byte"""
     points: dict[int, dict[int, dict[str, Any]]]
-    """L -> seed -> scores"""
+    """L -> seed -> scores, and how many tokens the scored weights have seen"""
     states: dict[int, int]
     """L -> bytes that must be kept of a stream to go on with it, where the rows say so"""
 
@@ -88,7 +88,7 @@ def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
     if "state_bytes" in row:
         series.states[slots] = int(row["state_bytes"])
     kept = ("ppl_token", "ppl_word", "by_document")
-    scores = {name: row["scores"][name] for name in kept if name in row["scores"]}
+    scores = {name: row["scores"][name] for name in kept if name in row["scores"]} | {"seen": row["train_tokens"]}
     check(scores, series.documents)
     before = seeds.get(seed, scores)
     if any(before[name] != scores[name] for name in ("ppl_token", "ppl_word")):

@@ -23,7 +23,7 @@ from logpast.typed import typed
 
 UNITS: dict[Measure, str] = {"ppl_token": "token", "ppl_word": "word", "ppl_familiar": "token, familiar documents"}
 HEADS = ("L", "τ*max", "system", "printed", "printed − delta",
-         "ours", "ours − delta", "ours, familiar", "ours − delta, familiar", "state KiB")  # fmt: skip
+         "ours", "ours − delta", "ours, familiar", "ours − delta, familiar", "tokens seen", "state KiB")  # fmt: skip
 COLOURS = {"delta": "0.4", "k = 100": "tab:blue", "k = 150": "tab:orange", "k = 200": "tab:green"}
 
 
@@ -305,6 +305,7 @@ def _as_measured(one: Series, series: list[Series], slots: int) -> dict[str, str
     found = {
         "system": f"{one.name}{_mark(one, series)}",
         "ours": means + (f" ({seeds} seeds)" if seeds > 1 else ""),
+        "tokens seen": "–".join(dict.fromkeys(f"{each / 1e6:,.1f}M" for each in _extremes(one, slots))),
     }
     if one.documents.tell_apart:
         found["ours, familiar"] = _means(one, slots, "ppl_familiar")
@@ -317,6 +318,12 @@ def _as_measured(one: Series, series: list[Series], slots: int) -> dict[str, str
             if one.documents.tell_apart:
                 found["ours − delta, familiar"] = against(*both, familiar=True)
     return found
+
+
+def _extremes(one: Series, slots: int) -> tuple[int, int]:
+    """The fewest and the most tokens that a seed's weights have seen."""
+    seen = [scores["seen"] for scores in one.points[slots].values()]
+    return min(seen), max(seen)
 
 
 def _our_notes(series: list[Series], heads: list[str]) -> list[str]:
@@ -340,6 +347,10 @@ def _our_notes(series: list[Series], heads: list[str]) -> list[str]:
                 dict.fromkeys(_familiar(one) + _mark(one, series) for one in series if one.documents.tell_apart)
             )
             + ")"
+        )
+    if series:
+        notes.append(
+            "tokens seen: by the weights that were scored, those of the training that did best on validation text"
         )
     if any(one.states for one in series):
         notes.append("state: what must be kept of a stream to go on with it, in float32")
