@@ -64,7 +64,9 @@ VERBS = {
     "paper tableA2": Verb(
         "logpast.experiments.paper", "table_a2", "its Table A2: PG-19, and ours", "where", "[WHERE …]"
     ),
-    "paper accounting": Verb("logpast.experiments.paper", "accounting", "what its per-word figures appear to count"),
+    "paper accounting": Verb(
+        "logpast.experiments.accounting", "accounting", "what its per-word figures appear to count"
+    ),
 }
 
 OVERVIEW = """logpast {version}: a long past for transformers at the price of a short window

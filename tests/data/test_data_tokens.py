@@ -510,3 +510,11 @@ def test_open_tokens_by_two_at_once(books: Path, monkeypatch: pytest.MonkeyPatch
     assert stores[0].path == stores[1].path
     assert stores[0].identity == stores[1].identity
     assert left_in(books / "cache" / "tokens") == [stores[0].path.name]
+
+
+def test_a_store_is_named_in_a_line(books: Path) -> None:
+    store = open_tokens(books, "gpt2")
+    shown = repr(store)
+    assert shown.startswith(f"<TokenStore {store.name}: {len(store):,} tokens (gpt2) in ")
+    assert "\n" not in shown
+    assert "array" not in shown

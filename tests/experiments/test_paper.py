@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from logpast.errors import UserError
 from logpast.experiments import paper, printed
+from logpast.experiments.accounting import accounting
 from logpast.experiments.ledger import append
 from logpast.experiments.measured import measured
 from logpast.filters import PAPER_SPACING
@@ -241,7 +242,7 @@ def test_tables_in_three_forms(tmp_path: Path, ledger: Path, capsys: pytest.Capt
     assert len(notes) == 2
     assert "are like the rest" in notes[1]
     assert r"\<unk>" in notes[1]
-    paper.accounting(tmp_path / "accounting.md")
+    accounting(tmp_path / "accounting.md")
     assert "\n\n\\* outside what" in (tmp_path / "accounting.md").read_text()
     assert "trained on 49.0M tokens of wiki22k:train, 124M weights" in "".join(below)
 
@@ -391,7 +392,7 @@ def test_tables_are_not_written_among_rows(ledger: Path, tmp_path: Path, monkeyp
         paper.table_a1(ledger / "t.json", ledger)
     (tmp_path / "results").mkdir()
     monkeypatch.chdir(tmp_path)
-    for make in (paper.table1, paper.accounting, partial(paper.table_a1, results=ledger)):
+    for make in (paper.table1, accounting, partial(paper.table_a1, results=ledger)):
         with pytest.raises(UserError, match="would be read as rows of results"):
             make(Path("results/t.json"))
 
@@ -429,7 +430,7 @@ def test_tables_without_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_accounting_marks_the_cells_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
-    table = paper.accounting()
+    table = accounting()
     marked = {
         (line[0], int(line[1]), head)
         for line in table.rows
@@ -453,4 +454,4 @@ def test_accounting_fails_where_a_row_is_not_met(monkeypatch: pytest.MonkeyPatch
     wrong["tableA2"]["rows"][3][150][1] = 89.60  # 98.60 is printed
     monkeypatch.setattr(printed, "page", lambda: wrong)
     with pytest.raises(UserError, match="Table A2, L = 17"):
-        paper.accounting()
+        accounting()

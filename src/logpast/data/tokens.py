@@ -91,6 +91,10 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __repr__(self) -> str:
+        size = f"{len(self):,} tokens ({self.tokenizer.name}) in {len(self.documents):,} documents"
+        return f"<{type(self).__name__} {self.name}: {size}, {self.path}>"
+
     @property
     def counts(self) -> Counts:
         return self.documents.counts

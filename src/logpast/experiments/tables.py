@@ -88,3 +88,11 @@ def write(table: Table, out: Path) -> None:
 
 def _is_number(cell: str) -> bool:
     return not cell or cell.lstrip("+-−")[:1].isdigit()
+
+
+def give(table: Table, out: Path | None) -> Table:
+    """Print it, and write it to a file if one is named."""
+    print(aligned(table))
+    if out is not None:
+        write(table, out)
+    return table

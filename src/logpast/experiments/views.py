@@ -14,6 +14,7 @@ from typing import Any
 
 from logpast.errors import UserError
 from logpast.experiments import by_document, comparison_table, ledger, paper, printed
+from logpast.experiments.accounting import accounting_table
 from logpast.experiments.analysis_page import WAYS, signed, span, spans
 from logpast.experiments.curves import above, read_curve
 from logpast.experiments.kept import read_analysis
@@ -242,7 +243,7 @@ def _paper_line_ends(results: Path) -> str:
 
 
 def _accounting(results: Path) -> str:
-    return markdown(paper.accounting_table())
+    return markdown(accounting_table())
 
 
 def _ours(results: Path) -> str:
