@@ -1,8 +1,11 @@
 """`logpast analyze` end to end: each part against the saved nats, systems it half applies to, mistakes, the page."""
 
+import copy
+import functools
 import hashlib
 import json
 import math
+import operator
 import re
 import shutil
 from collections import Counter
@@ -366,17 +369,40 @@ def test_the_page_has_every_plot_and_is_drawn_again_without_the_model(
     for word in ("position in the window", "frequency", "last occurred", "Which slots", "How far back", "stride",
                  "after the memory's LayerNorm", result["revision"], f"chance some {own:.1%} of"):  # fmt: skip
         assert word in page
-    copy = tmp_path / "elsewhere"
-    copy.mkdir()
-    shutil.copy(done / "analysis.json", copy)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copy(done / "analysis.json", elsewhere)
     with pytest.raises(SystemExit) as stop:
-        main(["analyze", str(copy)])
+        main(["analyze", str(elsewhere)])
     assert not stop.value.code, capsys.readouterr().err
-    again = (copy / "report.html").read_text()
+    again = (elsewhere / "report.html").read_text()
     assert again.count("<img") == PLOTS
     assert [line for line in again.splitlines() if "<img" not in line] == [
         line for line in page.splitlines() if "<img" not in line
     ]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        (("frequency", "from"), [], "can be drawn: "),
+        (("model", "run"), None, "can be drawn: "),
+        (("control",), {"run": "x"}, "can be drawn: it has no "),
+        (("scores", "model", "ppl_token"), math.nan, "can be read: NaN is no number"),
+        (("format",), "another", "can be read: it says 'another'"),
+    ],
+)
+def test_a_damaged_analysis_is_told_in_a_line(
+    place: tuple[str, ...], value: object, told: str, result: dict[str, Any], tmp_path: Path
+) -> None:
+    damaged = copy.deepcopy(result)
+    functools.reduce(operator.getitem, place[:-1], damaged)[place[-1]] = value
+    (tmp_path / "analysis.json").write_text(json.dumps(damaged))
+    (tmp_path / "report.html").write_text("of before")
+    with pytest.raises(UserError, match=f"is not an analysis that {told}.*; analyze the model anew$") as error:
+        analyze(tmp_path)
+    assert "\n" not in str(error.value)
+    assert (tmp_path / "report.html").read_text() == "of before"
 
 
 def test_results_do_not_depend_on_the_batch_size_and_the_order_on_the_seed(

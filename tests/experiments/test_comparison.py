@@ -358,7 +358,8 @@ def with_documents(system: str, seed: int, nats: list[float], unseen: list[int])
         "seed": seed, "parameters": 9, "train_tokens": 9, "train_seconds": 3.0, "train_data": TRAIN, "test_data": TEST,
         "recipe": {"steps": 5, "seed": seed},
         "comparison": cell | {"system": system, "budget": "tokens", "learning_rate": 0.1},
-        "scores": {"ppl_token": 20.0, "ppl_word": 30.0, "bits_per_byte": 1.5, "by_document": documents},
+        "scores": {"ppl_token": math.exp(sum(nats) / 400), "ppl_word": 30.0, "bits_per_byte": 1.5,
+                   "by_document": documents},
     }  # fmt: skip
 
 

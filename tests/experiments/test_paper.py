@@ -16,6 +16,7 @@ from logpast.experiments import paper, printed
 from logpast.experiments.accounting import accounting
 from logpast.experiments.ledger import append
 from logpast.experiments.measured import measured
+from logpast.experiments.results import results
 from logpast.filters import PAPER_SPACING
 
 BANK = {"spacing": PAPER_SPACING, "first_peak": 1.0, "kernel": "paper", "normalize": "none", "reach": 1.0}
@@ -248,8 +249,10 @@ def test_tables_in_three_forms(tmp_path: Path, ledger: Path, capsys: pytest.Capt
 
 
 def with_documents(made: dict[str, Any], nats: list[float]) -> dict[str, Any]:
+    """Its perplexity becomes what they add up to."""
     documents = {"nats": nats, "tokens": [100, 100, 200], "unseen": [2, 1, 2]}  # 2 % of the first
-    return made | {"scores": made["scores"] | {"by_document": documents}}
+    summed = {} if None in nats else {"ppl_token": math.exp(sum(nats) / 400)}
+    return made | {"scores": made["scores"] | {"by_document": documents} | summed}
 
 
 def test_filters_that_are_not_the_papers_are_named_where_all_are_alike(tmp_path: Path) -> None:
@@ -267,9 +270,9 @@ def test_a_memory_stands_beside_the_control_of_its_length_and_seed(tmp_path: Pat
     table = paper.table_a1(results=tmp_path)
     lines = {(line[0], line[2]): dict(zip(table.heads, line, strict=True)) for line in table.rows}
     # e^(1200 / 300), of the two familiar ones
-    assert lines["53", "delta¹"]["ours"] == "40.00 ± 0.00/80.00 ± 0.00 (2 seeds)"
+    assert lines["53", "delta¹"]["ours"] == f"{math.exp(1500 / 400):.2f} ± 0.00/80.00 ± 0.00 (2 seeds)"
     assert lines["53", "delta¹"]["ours, familiar"] == "54.60 ± 0.00"
-    assert [lines["53", "k = 200¹"][head] for head in ("ours", "ours, familiar")] == ["39.00/78.00", "50.74"]
+    assert [lines["53", "k = 200¹"][head] for head in ("ours", "ours, familiar")] == ["109.40/78.00", "50.74"]
     assert "±: standard deviation over seeds" in table.notes
     assert lines["53", "k = 200¹"]["ours − delta"].startswith("+0.9450 [")
     assert lines["53", "k = 200¹"]["ours − delta, familiar"] == "-0.0733 [-0.1000, -0.0600]"
@@ -277,7 +280,7 @@ def test_a_memory_stands_beside_the_control_of_its_length_and_seed(tmp_path: Pat
     assert "never has (2 of 3¹)" in "".join(table.notes)
     (series,) = (one for one in measured(printed.sweep("A1"), tmp_path) if one.name == "delta")
     assert series.values(5, "ppl_familiar") == pytest.approx([math.exp(4)] * 2)
-    assert series.values(5, "ppl_token") == [40.0] * 2
+    assert series.values(5, "ppl_token") == [math.exp(1500 / 400)] * 2
 
 
 def test_what_a_state_takes_stands_beside(tmp_path: Path) -> None:
@@ -337,10 +340,11 @@ def test_texts_of_one_name_are_two_series(tmp_path: Path) -> None:
 
 
 def test_of_two_rows_of_a_run_the_one_that_tells_more_counts(tmp_path: Path) -> None:
-    older = row(53, 200, 0, 39.0)
-    for each in (older, with_documents(older, [700.0, 390.0, 788.0]), older):
+    newer = with_documents(row(53, 200, 0, 39.0), [700.0, 390.0, 788.0])
+    older = newer | {"scores": {name: value for name, value in newer["scores"].items() if name != "by_document"}}
+    for each in (older, newer, older):
         append(tmp_path / "s.jsonl", each)
-    assert paper.table_a1(results=tmp_path).rows[-1][-3:] == ["39.00/78.00", "50.74", "49.0M"]
+    assert paper.table_a1(results=tmp_path).rows[-1][-3:] == ["109.40/78.00", "50.74", "49.0M"]
 
 
 def test_documents_that_a_model_gives_no_chance(tmp_path: Path) -> None:
@@ -359,6 +363,14 @@ def test_damaged_documents_are_told(tmp_path: Path, documents: object) -> None:
     made = row(53, 200, 0, 39.0)
     append(tmp_path / "s.jsonl", made | {"scores": made["scores"] | {"by_document": documents}})
     with pytest.raises(UserError, match=r"s\.jsonl, run 'r' is not a row of a scored run"):
+        paper.table_a1(results=tmp_path)
+
+
+@pytest.mark.parametrize("ppl", [12.0, 0.0, None])
+def test_documents_that_add_up_to_something_else_are_told(tmp_path: Path, ppl: float | None) -> None:
+    made = with_documents(row(53, 200, 0, 39.0), [300.0, 400.0, 800.0])
+    append(tmp_path / "s.jsonl", made | {"scores": made["scores"] | {"ppl_token": ppl}})
+    with pytest.raises(UserError, match=r"s\.jsonl, run 'r' .* add up to another perplexity"):
         paper.table_a1(results=tmp_path)
 
 
@@ -395,6 +407,21 @@ def test_tables_are_not_written_among_rows(ledger: Path, tmp_path: Path, monkeyp
     for make in (paper.table1, accounting, partial(paper.table_a1, results=ledger)):
         with pytest.raises(UserError, match="would be read as rows of results"):
             make(Path("results/t.json"))
+
+
+def test_tables_are_not_written_over_what_a_ledger_keeps(ledger: Path) -> None:
+    kept = [ledger / "README.md", ledger / "analyses" / "a" / "analysis.json", ledger / "logs" / "a.jsonl"]
+    for file in kept:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("kept")
+        with pytest.raises(UserError, match=f"{file.name} is among what {ledger} keeps; write to another file"):
+            results(folder=ledger, csv=str(file))
+    for file in kept[:2]:
+        with pytest.raises(UserError, match="write to another file"):
+            paper.table_a1(file, ledger)
+    assert {file.read_text() for file in kept} == {"kept"}
+    for _ in range(2):  # an older table is no evidence
+        results(folder=ledger, csv=str(ledger / "table.csv"))
 
 
 def test_a_panel_of_rows_that_do_not_tell_says_so(ledger: Path, tmp_path: Path, drawn: list[Figure]) -> None:

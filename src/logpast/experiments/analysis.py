@@ -217,10 +217,8 @@ def _draw_again(finished: Path, asked: list[str]) -> dict[str, Any]:
         options = " and ".join(f"--{name}" for name in asked)
         raise UserError(f"{finished} is a finished analysis, whose page is drawn again; give a model, or no {options}")
     result = read_analysis(finished)
-    try:
+    with ledger.sound(f"{finished} is not an analysis that can be drawn", "analyze the model anew"):
         page = draw(result)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{finished} is not an analysis that can be drawn ({error}); analyze the model anew") from None
     place = folder_of(finished) / PAGE
     write_whole(place, page)
     print(f"open {place}")

@@ -38,8 +38,7 @@ def draw(result: Part) -> str:
         _lags(result["lags"], result["model"], result["data"]["tokens"]),
         _stride(result["stride"]),
         "<p class='note'>All figures are in <code>analysis.json</code> beside this page, which can be drawn from it "
-        "again (<code>logpast analyze FOLDER</code>); the nats of every token in every pass are in "
-        "<code>nats.safetensors</code>.</p>",
+        "again (<code>logpast analyze FOLDER</code>); nats of single tokens are in <code>nats.safetensors</code>.</p>",
     ]
     return wrapped(f"{result['model']['run']} on {result['data']['name']}", "\n".join(sections))
 
@@ -208,7 +207,11 @@ def _last_seen(part: Part, model: Part, control: Part | None) -> str:
     head += ["control", "gain", "of all gain"] if side == "gain" else []
     rows = []
     for i, name in enumerate(where["kinds"]):
-        row = [name, f"{where['tokens'][i]:,} ({where['tokens'][i] / total:.1%})", _number(where["model"]["nats"][i])]
+        row = [
+            html.escape(name),
+            f"{where['tokens'][i]:,} ({where['tokens'][i] / total:.1%})",
+            _number(where["model"]["nats"][i]),
+        ]
         if side == "gain":
             row += [_number(where["control"]["nats"][i]), _signed(where["gain"], i), _share(where, i)]
         rows.append(row)

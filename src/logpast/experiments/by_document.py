@@ -42,6 +42,10 @@ def check(scores: Mapping[str, Any], of: Documents | None = None) -> None:
             raise ValueError("its scores.by_document should have lists of numbers, one of each for each document")
         if of is not None and len(of.tokens) and not np.array_equal(columns["tokens"], of.tokens):
             raise ValueError("its scores.by_document has other documents than rows of the same text")
+        summed = perplexity(columns["nats"].sum(), columns["tokens"].sum())
+        (told,) = values({0: scores}, "ppl_token")
+        if not math.isnan(summed) and not math.isclose(summed, told, rel_tol=1e-3):
+            raise ValueError("its scores.by_document add up to another perplexity than its ppl_token")
 
 
 def tells(scores: Mapping[str, Any]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from safetensors.numpy import load_file
 
 from logpast.data import TokenStore
 from logpast.errors import UserError
+from logpast.experiments import ledger
 
 FORMAT = "logpast analysis 1"
 JSON, PAGE, NATS = "analysis.json", "report.html", "nats.safetensors"
@@ -35,12 +35,10 @@ def is_analysis(path: Path) -> bool:
 def read_analysis(path: Path) -> dict[str, Any]:
     """What stands in a finished analysis: its folder, or its analysis.json."""
     finished = folder_of(path) / JSON
-    try:
-        result: dict[str, Any] = json.loads(finished.read_text(encoding="utf-8"))
+    with ledger.sound(f"{finished} is not an analysis that can be read", "analyze the model anew"):
+        result: dict[str, Any] = ledger.parsed(finished.read_text(encoding="utf-8"))
         if result["format"] != FORMAT:
             raise ValueError(f"it says {result['format']!r}, not {FORMAT!r}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{finished} is not an analysis that can be read ({error}); analyze the model anew") from None
     return result
 
 

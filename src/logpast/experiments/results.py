@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.experiments.pictures import as_written, check_picture, look, unframed, write_picture
-from logpast.experiments.tables import Table, aligned, comma_separated
+from logpast.experiments.tables import Table, aligned, comma_separated, keep_off
 from logpast.files import make_way_for, write_whole
 from logpast.plain import flat
 from logpast.typed import typed
@@ -119,11 +119,9 @@ def results(
 def _check_targets(targets: dict[str, Path | str | None], folder: Path) -> None:
     """Nothing is written over what is read, nor over each other."""
     make_way_for(targets)
-    rows = {file.resolve() for file in folder.glob("*.json*")}
     for target in targets.values():
-        place = Path(target or "-").resolve()
-        if place in rows or (place.parent == folder.resolve() and place.suffix in (".json", ".jsonl")):
-            raise UserError(f"{target} would be read as rows of {folder}; write it to another folder")
+        if target not in (None, "-"):
+            keep_off(folder, Path(target))
 
 
 def read(folder: Path, option: str = "--folder") -> list[Entry]:

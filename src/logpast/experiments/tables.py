@@ -15,6 +15,7 @@ from logpast.errors import UserError
 from logpast.files import make_way, write_whole
 
 FORMS = (".md", ".csv", ".json")
+KEPT = (".json", ".jsonl", ".md", ".safetensors")  # what measurements, and what is said of them, are kept in
 NOTE_WIDTH = 118  # characters of a line, in a terminal
 
 
@@ -66,11 +67,20 @@ def check_form(out: Path | None, *ledgers: Path) -> None:
     if out is None:
         return
     for ledger in ledgers:
-        if out.suffix == ".json" and out.resolve().parent == ledger.resolve():
-            raise UserError(f"{out} would be read as rows of {ledger}; write it to another folder")
+        keep_off(ledger, out)
     if out.suffix not in FORMS:
         raise UserError(f"cannot write a table to {str(out)!r}: its name must end in {', '.join(FORMS)}")
     make_way(out)
+
+
+def keep_off(ledger: Path, out: Path) -> None:
+    """Nothing is written over what a ledger's folder keeps, nor where it would be read as rows of it."""
+    place, folder = out.resolve(), ledger.resolve()
+    rows = {file.resolve() for file in folder.glob("*.json*")}
+    if place in rows or (place.parent == folder and place.suffix in (".json", ".jsonl")):
+        raise UserError(f"{out} would be read as rows of {ledger}; write it to another folder")
+    if place.is_relative_to(folder) and place.suffix in KEPT and place.exists():
+        raise UserError(f"{out} is among what {ledger} keeps; write to another file")
 
 
 def write(table: Table, out: Path) -> None:
