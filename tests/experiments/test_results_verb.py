@@ -296,3 +296,9 @@ from logpast.experiments.results import results
 results(folder=Path({str(HERE)!r}))
 assert 'torch' not in sys.modules"""
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_lists_that_may_be_asked_for_are_not_told_whole() -> None:
+    with pytest.raises(UserError, match=r"its scores\.by_document\.nats may be \[[0-9., ]+…, .* and others$") as error:
+        results(["scores.by_document.nats=1"], folder=HERE)
+    assert len(str(error.value)) < 400

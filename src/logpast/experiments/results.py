@@ -37,6 +37,7 @@ ORDER = ("corpus", "system", "L", "k", "seed")
 DIGITS = {"ppl_token": 2, "ppl_word": 1, "bits_per_byte": 4}
 WIDEST = 34  # characters of a cell
 SOME = 6  # values that an error names
+LONGEST = 40  # signs of one of them
 _ABSENT = object()  # not null, which a row may hold
 
 
@@ -207,6 +208,7 @@ def _values(entries: list[Entry], name: str) -> str:
     if not found:
         return f"those that fit the rest have no {name}"
     some = sorted(found, key=lambda text: (len(text), text))[:SOME]  # short ones first: numbers are in order then
+    some = [text if len(text) <= LONGEST else text[:LONGEST] + "…" for text in some]
     return f"its {name} may be {', '.join(some)}{' and others' if len(found) > SOME else ''}"
 
 
