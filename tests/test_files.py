@@ -11,7 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 from logpast.errors import UserError
-from logpast.files import alone, sweep, unfinished, whole_or_absent, write_whole
+from logpast.files import alone, make_way, sweep, unfinished, whole_or_absent, write_whole
 
 
 def test_a_file_is_replaced_in_one_step(tmp_path: Path) -> None:
@@ -86,3 +86,24 @@ def test_a_full_disk_as_safetensors_tells_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="made: no room; make room"), whole_or_absent(tmp_path / "made"):
         raise SafetensorError("no room")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_file_that_cannot_be_replaced_is_told_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("")
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(UserError, match="may not be written to"):
+            make_way(tmp_path / "f")
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def test_both_a_file_and_its_folder_must_let_themselves_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_text("")
+    for closed in (tmp_path, tmp_path / "f"):
+        monkeypatch.setattr(os, "access", lambda path, mode, closed=closed: path != closed)
+        with pytest.raises(UserError, match="may not be written to"):
+            make_way(tmp_path / "f")

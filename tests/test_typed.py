@@ -94,3 +94,10 @@ def test_paths_may_be_texts(tmp_path: Path, store: TokenStore, train_config: Tra
 
 def test_names_are_listed_before_they_are_loaded() -> None:
     assert {"FilterBank", "LogMemory", "evaluate", "sweep", "compare"} <= set(dir(logpast))
+
+
+def test_nothing_is_a_value_only_where_it_says_something() -> None:
+    assert settled("steps", None, int | None) is None
+    assert settled("anything", None, Any) is None
+    with pytest.raises(UserError, match="batch_size is empty; give it a value, or leave it out"):
+        settled("batch_size", None, int)

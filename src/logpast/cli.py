@@ -193,7 +193,8 @@ def _parse(parser: ArgumentParser, argv: list[str]) -> dict[str, Any]:
         elif group.title not in ("positional arguments", "options"):  # of the first line, which is above already
             group.title = "settings"
     known = [option for action in parser._actions for option in action.option_strings]
-    bools = [name for a in parser._actions if getattr(a, "_typehint", None) is bool for name in a.option_strings]
+    yes_or_no = [a for a in parser._actions if getattr(a, "_typehint", None) in (bool, bool | None)]
+    bools = [name for a in yes_or_no for name in a.option_strings]
     texts = {name for a in parser._actions if a.nargs is None for name in a.option_strings} - set(bools)
     for option, word in pairwise(argv):  # a text that looks like an option; a number, or one with a space, does not
         if option in texts and re.match(r"--?[^-\s\d.]\S*$", word) and word.partition("=")[0] not in known:
@@ -242,7 +243,7 @@ def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
     system = known_system(system or (named[-1] if named else "log_memory"))
 
     parser = _parser("train", function)
-    parser.add_argument("--config", action="config", help="a recipe (YAML); options after it override it")
+    parser.add_argument("--config", action="config", help="a recipe (YAML); options and later recipes override it")
     parser.add_argument(
         "--model.system", default=system, type=str, help=f"--model NAME for short: {', '.join(SYSTEMS)}"
     )

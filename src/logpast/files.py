@@ -125,7 +125,9 @@ def make_way(file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}; choose another place") from None
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
+    # a file is replaced by another, which is written beside it first; a device or a pipe is not
+    places = [file, file.parent] if file.is_file() else [file] if file.exists() else [file.parent]
+    if not all(os.access(place, os.W_OK) for place in places):
         raise UserError(f"{file} may not be written to; choose another place")
 
 

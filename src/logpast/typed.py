@@ -46,6 +46,8 @@ def settled(name: str, value: Any, kind: Any) -> Any:
     it must be; all else is as it is, where there is more than choices.
     """
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if value is None and type(None) not in kinds and Any not in kinds:
+        raise UserError(f"{name} is empty; give it a value, or leave it out")
     if getattr(value, "shape", None) == ():  # a number of NumPy's or torch's
         value = value.item()
     number = isinstance(value, Real) and not isinstance(value, bool)

@@ -348,3 +348,18 @@ def test_the_hub_out_of_reach(use_hub: Any) -> None:
     with pytest.raises(UserError, match=r"go online.*the line went dead"):
         documents(find("pg19:train"))
     assert documents(find("pg19:train[:1]")) == [("1", "a")]  # the rest is not asked for
+
+
+def test_a_file_without_titles_is_not_held_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpora, "LONGEST", 1000)
+    given = []
+
+    def blocks() -> Iterator[str]:
+        for number in range(100):
+            given.append(number)
+            yield "no title here\n" * 10
+
+    passages = corpora._articles(blocks(), "f.raw")
+    first = next(passages)
+    assert (first.title, len(given)) == ("f.raw", 8)
+    assert first.text + "".join(passage.text for passage in passages) == "no title here\n" * 1000

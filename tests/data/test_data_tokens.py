@@ -518,3 +518,14 @@ def test_a_store_is_named_in_a_line(books: Path) -> None:
     assert shown.startswith(f"<TokenStore {store.name}: {len(store):,} tokens (gpt2) in ")
     assert "\n" not in shown
     assert "array" not in shown
+
+
+def test_an_end_of_text_is_in_the_vocabulary() -> None:
+    for eot in (10, -1):
+        with pytest.raises(UserError, match=f"eot, the end of a text, must be an id from 0 to 9, got {eot}"):
+            TokenStore.in_memory([[1, 2]], size=10, eot=eot)
+
+
+def test_a_store_is_shown_by_its_whole_name(books: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(["a.txt"], Path("v[/old]"))
+    assert "v[/old]" in "".join(capsys.readouterr().out.split())

@@ -27,6 +27,7 @@ from logpast.errors import UserError
 from logpast.experiments import analysis_page, passes, probes
 from logpast.experiments.analysis import analyze
 from logpast.experiments.evaluation import evaluate
+from logpast.experiments.kept import WAYS
 from logpast.files import alone
 from logpast.models import LogMemoryConfig, LogMemoryTransformer, ModelConfig, RecentConfig, TransformerXLConfig
 from logpast.scoring import score
@@ -169,13 +170,13 @@ def test_slots_and_lags(result: dict[str, Any], nats: dict[str, np.ndarray]) -> 
     assert lags["lag"] == [0, 1, 2, 4, 8, 16]
     increases = {f"slot {i} silent": slots["increase"][i - 1] for i in range(1, 18)}
     increases |= {"all slots silent": slots["all"]["increase"]}
-    for way in analysis_page.WAYS:
+    for way in WAYS:
         increases |= {f"{way} beyond {lag}": lags[way]["increase"][i] for i, lag in enumerate(lags["lag"])}
     for name, increase in increases.items():
         assert len(nats[name]) == 205
         assert increase == mean(list(nats[name] - whole))
     assert len({round(value, 6) for value in slots["increase"]}) > 10  # each is another
-    for way in analysis_page.WAYS:
+    for way in WAYS:
         assert lags[way]["increase"][0] != 0
         assert lags[way]["increase"][-1] == 0
         assert lags[way]["interval"][-1] == [0, 0]

@@ -119,6 +119,38 @@ def test_the_search_takes_the_better_rate(page: Path, tmp_path: Path, capsys: py
     assert found["tried"]["0.003"] < found["tried"]["1e-09"]
 
 
+def test_an_interrupted_search_goes_on(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, begun, real = changed(page, learning_rates=[1e-3, 2e-3, 3e-3]), list[str](), comparison.train
+
+    def interrupted(config: TrainConfig) -> dict[str, Any]:
+        if config.run.name == "memory-0.003" and len(begun) == 2:
+            raise KeyboardInterrupt
+        result = real(config)
+        begun.append(config.run.name)
+        return result
+
+    monkeypatch.setattr(comparison, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compare(page, tmp_path / "out", systems=["memory"])
+    logs = {name: tmp_path / "out" / "search" / name / "log.jsonl" for name in begun}
+    written = {name: log.read_bytes() for name, log in logs.items()}
+    assert list(written) == ["memory-0.001", "memory-0.002"]
+
+    def once(config: TrainConfig) -> dict[str, Any]:
+        result = real(config)
+        assert written.get(config.run.name) in (None, (config.run / "log.jsonl").read_bytes())  # with its speeds
+        return result
+
+    monkeypatch.setattr(comparison, "train", once)
+    compare(page, tmp_path / "out", systems=["memory"])
+    assert set(json.loads((tmp_path / "out" / "search" / "memory.json").read_text())["tried"]) == {
+        "0.001",
+        "0.002",
+        "0.003",
+    }
+    assert [path.name for path in (tmp_path / "out" / "search").iterdir()] == ["memory.json"]
+
+
 @pytest.mark.parametrize("damaged", ["", "{}", "[]", '{"learning_rate": null, "tokens_per_second": 1}'])
 def test_a_damaged_search_is_done_again(page: Path, tmp_path: Path, damaged: str) -> None:
     place = tmp_path / "out" / "search" / "memory.json"

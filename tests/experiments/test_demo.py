@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from logpast.data.corpora import kjv_chapters
 from logpast.errors import UserError
 from logpast.experiments import demo, ledger
+from logpast.training.checkpoint import sorted_checkpoints
 
 QUICK = ("--steps=4", "--validate_every=2", "--checkpoint_every=2", "--log_every=1", "--accelerator=cpu")
 
@@ -32,15 +34,24 @@ def test_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         demo.demo(out)
 
 
-def test_held_out_chapters_are_whole_and_apart(tmp_path: Path) -> None:
-    demo.write_chapters(tmp_path)
-    splits = {split: {file.name for file in (tmp_path / split).iterdir()} for split in ("train", "validation", "test")}
-    assert sum(map(len, splits.values())) == len(set.union(*splits.values())) == 1189
-    genesis = next(tmp_path.rglob("01001.txt")).read_text()
-    assert genesis.startswith("In the beginning God created the heaven and the earth.\n")
-    assert genesis.count("\n") == 31
+def test_held_out_chapters_are_whole_and_apart() -> None:
+    texts = {
+        split: {title: b"".join(blocks).decode() for title, _, blocks in kjv_chapters(split)}
+        for split in ("train", "validation", "test")
+    }
+    every = {title: text for split in texts.values() for title, text in split.items()}
+    assert sum(map(len, texts.values())) == len(every) == 1189
+    assert every["01001"].startswith("In the beginning God created the heaven and the earth.\n")
+    assert every["01001"].count("\n") == 31
 
 
 def test_failed_training_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="memory model failed"):
+    with pytest.raises(UserError, match=r"(memory|control) model failed"):
         demo.demo(tmp_path / "demo", parts=(demo.TEXT,), train_options=("--model.heads", "7"))
+
+
+def test_when_one_training_fails_the_other_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(demo.SYSTEMS, "control", "no-such-system")
+    with pytest.raises(UserError, match="control model failed"):
+        demo.demo(tmp_path / "demo", parts=(demo.TEXT,))  # whose memory would take minutes
+    assert not sorted_checkpoints(tmp_path / "demo" / "text" / "memory")

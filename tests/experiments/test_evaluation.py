@@ -360,3 +360,10 @@ def test_wikitext_by_both_accountings(
     assert result["unscored"] == 286_221 - scored
     assert round(math.log(result["ppl_word"]) / math.log(result["ppl_token"]), 4) == ratio
     assert {name: result["all"][name] for name in COUNTS} == COUNTS
+
+
+def test_the_controls_nats_are_not_replaced_by_ones_own(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"--save_nats would replace what --against reads, .*c\.npy; give it another name"
+    ):
+        evaluate(tmp_path, "text", against=tmp_path / "c.npy", save_nats=tmp_path / "c.npy")

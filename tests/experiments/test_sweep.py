@@ -159,6 +159,7 @@ def test_variants_choose_recipe_and_text(page: Changed, tmp_path: Path) -> None:
         ({"set": {"model.system": "rnn"}}, "unknown model 'rnn'"),
         ({"test": 5}, "test cannot be 5"),
         ({"gpus": "all"}, "gpus cannot be 'all'"),
+        ({"grids": [{"seed": [None, 1]}]}, "seed is empty; give it a value, or leave it out"),
         ({"cpus": 0.00001}, "cpus must be at least 0.0001, got 1e-05"),
         ({"cpus": float("nan")}, "cpus must be at least 0.0001, got nan"),
         ({"gpus": -0.5}, "gpus must be 0, from 0.0001 to 1"),
@@ -677,6 +678,7 @@ def test_one_process_at_a_time_on_a_cell(tmp_path: Path, monkeypatch: pytest.Mon
     log = tmp_path / "cell.log"
     with cells_module._logging_to(log), pytest.raises(UserError, match="another process is at work"):
         work({"log": str(log), "config": {}, "test": ""})
+    assert runners._last_line(log).startswith("another process is at work")  # which is what the sweep tells
 
 
 def test_places_on_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ from logpast.scoring import score
 from logpast.training import loop
 from logpast.training.checkpoint import find_checkpoint, keep_weights_alone, open_checkpoint, sorted_checkpoints
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
-from logpast.training.log import last_record, read_log
+from logpast.training.log import Log, last_record, read_log
 from logpast.training.loop import train
 from logpast.training.optimizer import build_optimizer, learning_rate
 
@@ -518,6 +519,51 @@ def test_resume_from_a_path_goes_on_elsewhere(train_config: TrainConfig) -> None
     elsewhere = replace(config, run=config.run.with_name("elsewhere"), resume=str(middle))
     train(elsewhere)
     assert_bit_equal(weights(config.run), weights(elsewhere.run))
+
+
+@pytest.mark.parametrize("best", [False, True], ids=["nothing", "its best"])
+def test_resuming_elsewhere_can_be_killed_before_it_saves(
+    train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch, best: bool
+) -> None:
+    text = train_config.data.train
+    config = replace(train_config, keep=10, data=DataConfig(train=text, validation=text if best else None))
+    train(config)
+    middle = sorted_checkpoints(config.run)[2]
+    elsewhere = replace(config, run=config.run.with_name("elsewhere"), resume=str(middle))
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Run, "step", Mock(side_effect=RuntimeError("killed")))
+        with pytest.raises(RuntimeError, match="killed"):
+            train(elsewhere)
+    assert len(sorted_checkpoints(elsewhere.run)) == best
+    train(elsewhere)
+    assert_bit_equal(weights(config.run), weights(elsewhere.run))
+
+
+def test_an_error_that_is_kept_keeps_no_lock(train_config: TrainConfig) -> None:
+    config = replace(train_config, steps=8, keep=2)
+    train(config)
+    shutil.rmtree(sorted_checkpoints(config.run)[-1])
+    log = config.run / "log.jsonl"
+    sound = log.read_text()
+    log.write_text("damaged\n" + sound)
+    with pytest.raises(UserError) as error:
+        train(replace(config, resume="auto"))
+    log.write_text(sound)
+    train(replace(config, resume="auto"))
+    assert "log.jsonl" in str(error.value)
+
+
+def test_infinity_stands_in_the_log_as_json_has_it(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.write(1, ppl=math.inf, loss=800.0)
+    log.close()
+    assert (tmp_path / "log.jsonl").read_text() == '{"step": 1, "ppl": null, "loss": 800.0}\n'
+
+
+@pytest.mark.parametrize("name", ["train", "validation", "tokenizer"])
+def test_a_name_that_is_empty_is_told(name: str) -> None:
+    with pytest.raises(UserError, match=f"data.{name} is empty; name one, or leave it out"):
+        DataConfig(**({"train": "a.txt"} | {name: ""}))  # type: ignore[arg-type]
 
 
 def test_resuming_never_touches_another_run(train_config: TrainConfig, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ import numpy as np
 from logpast.errors import UserError
 
 BLOCK = 1 << 20  # bytes read at a time
+LONGEST = 4 * BLOCK  # in which WikiText's first title is waited for
 SOME = re.compile(r"([^[]*)\[(\d*):(\d*):?(\d*)\]")  # documents of a split
 WIKITEXT_SUFFIXES = (".raw", ".tokens")
 
@@ -343,6 +344,7 @@ def _articles(blocks: Iterable[str], name: str) -> Iterator[Passage]:
                 yield Passage(title, text[start : border.end()])
                 start = border.end()
             title, named = border[1], True
+        named = named or len(text) > LONGEST  # a file without titles is not held whole until its end
         if end > start and (named or block is None):
             yield Passage(title, text[start:end])
             title, start = None, end

@@ -94,7 +94,7 @@ def prepare(
     table = Table(Column("store", overflow="fold"), *(Column(f.name, justify="right") for f in fields(Counts)))
     for store in stores:
         table.add_row(str(store.path), *(f"{count:,}" for count in astuple(store.counts)))
-    Console(emoji=False).print(table)
+    Console(emoji=False, markup=False).print(table)
     return stores
 
 

@@ -135,18 +135,20 @@ class TokenStore:
         return cls(folder, about["name"], tokens, documents, info, about["sha256"]["tokens.bin"])
 
     @classmethod
-    def in_memory(cls, documents: Sequence[npt.ArrayLike], size: int, eot: int, name: str = "memory") -> TokenStore:
+    def in_memory(cls, documents: Sequence[npt.ArrayLike], size: int, eot: int) -> TokenStore:
         """A store of ids without text: each counts as a word and a byte, and a document as a line."""
         given = [np.asarray(document) for document in documents]
         if not given or not all(_are_ids(document, size) for document in given):
             raise UserError(f"a store wants documents of ids, whole numbers from 0 to {size - 1}")
+        if not 0 <= eot < size:
+            raise UserError(f"eot, the end of a text, must be an id from 0 to {size - 1}, got {eot}")
         ids = [document.astype(id_dtype(size)) for document in given]
         tokens = np.array([len(document) for document in ids], dtype=np.int64)
         lines, names = np.ones_like(tokens), [str(n) for n in range(len(ids))]
         table = Documents(np.cumsum(tokens) - tokens, tokens, tokens, lines, tokens, names)
         joined = np.concatenate(ids)
         sha256 = hashlib.sha256(joined.tobytes()).hexdigest()
-        return cls(Path(), name, joined, table, TokenizerInfo("none", size, eot, ""), sha256)
+        return cls(Path(), "memory", joined, table, TokenizerInfo("none", size, eot, ""), sha256)
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer that made the store, from its `tokenizer.json`."""

@@ -26,10 +26,21 @@ from logpast.data.windows import Streams
 from logpast.environment import code_sha256, describe, revision
 from logpast.errors import UserError
 from logpast.experiments import ledger
-from logpast.experiments.analysis_page import WAYS, draw
+from logpast.experiments.analysis_page import draw
 from logpast.experiments.evaluation import Precision, device_for, find_other, load
 from logpast.experiments.findings import Text, findings
-from logpast.experiments.kept import FORMAT, JSON, NATS, PAGE, Kept, folder_of, is_analysis, kept_of, read_analysis
+from logpast.experiments.kept import (
+    FORMAT,
+    JSON,
+    NATS,
+    PAGE,
+    WAYS,
+    Kept,
+    folder_of,
+    is_analysis,
+    kept_of,
+    read_analysis,
+)
 from logpast.experiments.passes import Array, Rival, kept_passes, plan_of, run
 from logpast.files import make_way, sha256_of, unfinished, whole_or_absent, write_whole
 from logpast.models import LanguageModel, system_of

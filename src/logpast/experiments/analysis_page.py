@@ -18,7 +18,7 @@ LINEAR = 0.01  # nats up to which an axis with both small and large ones is line
 RARE = 0.001  # bins with a smaller share of the tokens have intervals that would dwarf the others
 SHARES = "Above: the share of the tokens in each bin."
 LEFT_OUT = "Bins with less than a thousandth of the tokens are only in analysis.json."
-WAYS = {
+LOOKS = {
     "cut": ("cut off beyond lag d", "#b3282d", "o"),
     "replaced": ("another past beyond lag d", "#5b7f95", "^"),
     "shuffled": ("shuffled beyond lag d", "#c98a1b", "s"),
@@ -88,7 +88,7 @@ def _documents(part: Part) -> str:
     if "gain" in kinds["familiar"]["all"]:
         head.append("gain")
     past = ""
-    for way, (label, *_) in WAYS.items():
+    for way, (label, *_) in LOOKS.items():
         changed = {name: kind[way] for name, kind in kinds.items() if way in kind}
         if changed:
             heads = [f"{name}, {each['tokens']:,} tokens" for name, each in changed.items()]
@@ -263,13 +263,13 @@ def _lags(part: Part, model: Part, tokens: int) -> str:
     sentences = []
     places, other = [max(lag, 0.5) for lag in part["lag"]], "replaced" in part  # older ones have no other pasts
     own = min(1, (model["history"] + model["window"] - 1) / tokens)  # places that are drawn of all the text alike
-    for way, (label, colour, marker) in ((way, WAYS[way]) for way in WAYS if way in part):
+    for way, (label, colour, marker) in ((way, LOOKS[way]) for way in LOOKS if way in part):
         _curve(axis, places, part[way]["increase"], part[way]["interval"], label, colour, marker)
         sentences.append(_told_apart(part, way))
     axis.axhline(0, color="0.3", linewidth=0.8)
     axis.set(xscale="log", xlabel="lag d (tokens before the window)", ylabel="increase, nats per token")
     _plain_log(axis, part["lag"][-1], first=0.5)
-    values = [value for way in WAYS if way in part for value in _ends(part[way])]
+    values = [value for way in LOOKS if way in part for value in _ends(part[way])]
     axis.set_yscale("symlog", linthresh=LINEAR)  # what is cut off may cost a hundred times what is shuffled
     axis.set_ylim(min(1.5 * min(values), -LINEAR / 5), max(1.5 * max(values), LINEAR))
     axis.yaxis.set_major_formatter("{x:g}")

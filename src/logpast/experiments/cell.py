@@ -154,7 +154,9 @@ def _logging_to(log: Path) -> Iterator[None]:
         end = time.monotonic() + 2 * PATIENCE
         while not locked(lock):
             if time.monotonic() > end:
-                raise UserError(f"another process is at work on this cell ({log} is locked); end it first")
+                problem = f"another process is at work on this cell ({log} is locked); end it first"
+                os.write(lock.fileno(), f"logpast: {problem}\n".encode())  # nobody hears us yet but the log
+                raise UserError(problem)
             time.sleep(0.1)
         kept = os.dup(1), os.dup(2)
         os.dup2(file.fileno(), 1)

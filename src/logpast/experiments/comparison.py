@@ -153,9 +153,9 @@ def compare(
     plan = replace(
         plan,
         seeds=plan.seeds if seeds is None else tuple(seeds),
-        train=train or plan.train,
-        validation=validation or plan.validation,
-        test=test or plan.test,
+        train=plan.train if train is None else train,
+        validation=plan.validation if validation is None else validation,
+        test=plan.test if test is None else test,
     )
     out = out or Path("runs") / recipe.stem
     if systems == []:
@@ -337,8 +337,8 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
                 speeds.append(tokens_per_second(run))
         except Diverged as error:
             say(f"{each.name}: {error}")
-        remove(run)
     if not tried:
+        _forget(plan, each, out)
         return None
     rate, speed = min(tried, key=lambda rate: tried[rate]), statistics.median(speeds)
     if len(plan.learning_rates) > 1 and rate in (edge := (min(plan.learning_rates), max(plan.learning_rates))):
@@ -346,7 +346,15 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
         say(f"{each.name}: best with the {end} rate tried; one beyond {rate:g} in learning_rates might do better")
     found = {"learning_rate": rate, "tokens_per_second": speed, "tried": tried}
     write_whole(place, json.dumps(found, indent=2) + "\n")
+    _forget(plan, each, out)
     return rate, speed
+
+
+def _forget(plan: Recipe, each: Contestant, out: Path) -> None:
+    """The runs of a search, which until its end are what an interrupted one goes on with."""
+    for rate in plan.learning_rates:
+        if (run := out / "search" / f"{each.file_name}-{rate:g}").exists():
+            remove(run)
 
 
 def _searched(place: Path) -> tuple[float, float] | None:

@@ -20,7 +20,6 @@ import numpy as np
 import yaml
 
 from logpast.data import prepare
-from logpast.data.corpora import kjv_chapters
 from logpast.errors import UserError
 from logpast.experiments.evaluation import evaluate
 from logpast.experiments.report import write_report
@@ -68,11 +67,7 @@ def demo(
     results: dict[str, Any] = {"seed": seed}
     for part in parts:
         home = out / part.name
-        write = write_chapters if part is TEXT else write_topics
-        facts = write(home / "raw")
-        prepare([str(home / "raw" / "train")], home / "data" / "train", part.tokenizer)
-        for split in ("validation", "test"):
-            prepare([str(home / "raw" / split)], home / "data" / split, str(home / "data" / "train"))
+        facts = (prepare_chapters if part is TEXT else prepare_topics)(home)
         seconds = train_side_by_side(part, home, seed, train_options)
         results[part.name] = facts | {"seconds": seconds} | compare(home, record)
     if TEXT in parts:
@@ -84,21 +79,15 @@ def demo(
     return results
 
 
-def write_chapters(folder: Path) -> dict[str, Any]:
-    """The King James text, a file a chapter; whole chapters, drawn at random, are held out for scoring."""
-    counts = dict[str, int]()
-    for split in ("train", "validation", "test"):
-        (folder / split).mkdir(parents=True)
-        counts[split] = 0
-        for title, _, blocks in kjv_chapters(split):
-            (folder / split / f"{title}.txt").write_bytes(b"".join(blocks))
-            counts[split] += 1
-    return {"source": "King James text", "chapters": counts}
+def prepare_chapters(home: Path) -> dict[str, Any]:
+    """The King James text; whole chapters, drawn at random, are held out for scoring."""
+    stores = prepare(["kjv"], home / "data", TEXT.tokenizer)
+    return {"source": "King James text", "chapters": {store.path.name: len(store.documents) for store in stores}}
 
 
-def write_topics(folder: Path) -> dict[str, Any]:
+def prepare_topics(home: Path) -> dict[str, Any]:
     """Streams of drifting topics as text, a letter a token, and the best possible losses on the test stream."""
-    source = Topics()
+    source, folder, data = Topics(), home / "raw", home / "data"
     model = yaml.safe_load((RECIPES / f"{TOPICS.recipe}.yaml").read_text(encoding="utf-8"))["model"]
     for seed, (split, (count, length)) in enumerate(STREAMS.items()):
         (folder / split).mkdir(parents=True)
@@ -106,6 +95,7 @@ def write_topics(folder: Path) -> dict[str, Any]:
             tokens = source.draw(length, np.random.SeedSequence([seed, number])).tokens
             text = "".join(f" {'abcdefgh'[token]}" for token in tokens)
             (folder / split / f"{number:03d}.txt").write_text(text)
+        prepare([str(folder / split)], data / split, str(data / "train") if split != "train" else TOPICS.tokenizer)
     return {
         "source": "drifting topics",
         "parameters": asdict(source),
@@ -128,7 +118,7 @@ def train_side_by_side(part: Part, home: Path, seed: int, options: tuple[str, ..
             running[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
         with meter(f"training on {part.name}", 2 * steps) as progress:
-            while any(process.poll() is None for process in running.values()):
+            while None in (codes := [process.poll() for process in running.values()]) and not any(codes):
                 last = {name: next(iter(read_log(home / name)[-1:]), {"step": 0}) for name in running}
                 losses = " ".join(f"{n} {r['loss']:.3f}" for n, r in last.items() if "loss" in r)
                 progress.update(sum(r["step"] for r in last.values()), losses)
@@ -136,8 +126,9 @@ def train_side_by_side(part: Part, home: Path, seed: int, options: tuple[str, ..
     finally:
         for process in running.values():
             process.terminate()
-    for name, process in running.items():
-        if process.returncode:
+            process.wait()
+    for name, code in zip(running, codes, strict=True):  # from before the other was ended because of it
+        if code:
             raise UserError(f"training the {name} model failed; {home / f'{name}.log'} tells why")
     return round(time.monotonic() - started, 1)
 
@@ -162,6 +153,8 @@ def main() -> None:
         demo(words.out, words.seed, words.record, parts)
     except UserError as error:
         sys.exit(f"logpast: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     print(f"\nopen {words.out / 'report.html'}")
 
 

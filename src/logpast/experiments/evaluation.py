@@ -57,7 +57,7 @@ def evaluate(
     Args:
         checkpoint: a run folder (its best checkpoint is taken) or one checkpoints/step-… folder.
         data: the text: a file, folder or glob, a prepared token store, or NAME:SPLIT such as wikitext103:test.
-        json: write the result as JSON to this file, or to standard output for "-".
+        json: write the result as JSON to this file, or to standard output for "-". An existing one is replaced.
         batch_size: windows at a time; changes speed and memory, not the result.
         accounting: all counts every token; paper sums what the paper's tables appear to sum and divides by all words
             (the honest figures then stand under "all").
@@ -65,7 +65,7 @@ def evaluate(
             default is what the model was trained with.
         against: a second model (checkpoint), or nats saved by --save_nats, to compare with on the same text.
         record: append the result as a row to this ledger (results/NAME.jsonl).
-        save_nats: write the nats of every token to this .npy file.
+        save_nats: write the nats of every token to this .npy file. An existing one is replaced.
         device: auto, cpu, cuda or mps.
         precision: arithmetic of the model; sums are float64 always.
         cache: where text is kept once tokenised (default: $LOGPAST_CACHE or ~/.cache/logpast).
@@ -79,6 +79,8 @@ def evaluate(
         raise UserError(f"{save_nats} is no name for saved nats: give --save_nats one that ends in .npy")
     if record is not None and record.suffix != ".jsonl":
         raise UserError(f"{record} is no ledger: give --record a name that ends in .jsonl")
+    if against is not None and save_nats is not None and against.resolve() == save_nats.resolve():
+        raise UserError(f"--save_nats would replace what --against reads, {against}; give it another name")
     make_way_for({"--save_nats": save_nats, "--record": record, "--json": json})
     found = find_checkpoint(checkpoint)
     store = open_tokens(data, found.load_tokenizer(), cache)

@@ -10,9 +10,8 @@ import numpy as np
 from logpast import metrics
 from logpast.data import TokenStore
 from logpast.data.windows import Streams
-from logpast.experiments.analysis_page import WAYS
 from logpast.experiments.by_document import UNSEEN
-from logpast.experiments.kept import Kept
+from logpast.experiments.kept import WAYS, Kept
 from logpast.experiments.passes import Array, Nats, Rival, halved, lags_of
 from logpast.experiments.probes import (
     NEVER,

@@ -18,6 +18,8 @@ from logpast.experiments import ledger
 FORMAT = "logpast analysis 1"
 JSON, PAGE, NATS = "analysis.json", "report.html", "nats.safetensors"
 
+#: how the past is changed beyond a lag
+WAYS = ("cut", "replaced", "shuffled")
 #: what a page wants to know of a control, and of its overlapping windows
 ABOUT = ("system", "run", "step", "parameters", "window", "slots", "history")
 STRIDE = ("stride", "cost", "nats", "increase", "interval", "ppl_token")

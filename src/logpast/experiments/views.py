@@ -15,9 +15,9 @@ from typing import Any
 from logpast.errors import UserError
 from logpast.experiments import by_document, comparison_table, ledger, paper, printed
 from logpast.experiments.accounting import accounting_table
-from logpast.experiments.analysis_page import WAYS, signed, span, spans
+from logpast.experiments.analysis_page import signed, span, spans
 from logpast.experiments.curves import above, read_curve
-from logpast.experiments.kept import read_analysis
+from logpast.experiments.kept import WAYS, read_analysis
 from logpast.experiments.tables import Table, markdown
 
 View = Callable[[Path], str]  # from results/ to what stands on a page

@@ -171,24 +171,23 @@ def save_checkpoint(
     """Write a checkpoint for state["step"], then drop those that are neither among the latest nor the best."""
     run = config.run
     place = checkpoint_path(run, state["step"])
-    if not place.exists():  # stopped at a step that was saved already
-        with whole_or_absent(place) as folder:
-            save_file(_on_cpu(model.state_dict()), folder / "model.safetensors")
-            moments = {
-                f"{name}/{key}": value
-                for name, parameter in model.named_parameters()
-                for key, value in optimizer.state[parameter].items()
-            }
-            save_file(_on_cpu(moments), folder / "optimizer.safetensors")
-            if carried is not None:
-                save_file(_on_cpu(carried), folder / "carried.safetensors")
-            text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
-            (folder / "config.yaml").write_text(text, encoding="utf-8")
-            tokenizer.save(folder)
-            files = sorted(folder.iterdir())
-            sizes = {file.name: file.stat().st_size for file in files}
-            sums = {file.name: sha256_of(file) for file in files if file.suffix == ".safetensors"}
-            (folder / "state.json").write_text(json.dumps(state | {"sizes": sizes, "sums": sums}, indent=2) + "\n")
+    with whole_or_absent(place) as folder:
+        save_file(_on_cpu(model.state_dict()), folder / "model.safetensors")
+        moments = {
+            f"{name}/{key}": value
+            for name, parameter in model.named_parameters()
+            for key, value in optimizer.state[parameter].items()
+        }
+        save_file(_on_cpu(moments), folder / "optimizer.safetensors")
+        if carried is not None:
+            save_file(_on_cpu(carried), folder / "carried.safetensors")
+        text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+        (folder / "config.yaml").write_text(text, encoding="utf-8")
+        tokenizer.save(folder)
+        files = sorted(folder.iterdir())
+        sizes = {file.name: file.stat().st_size for file in files}
+        sums = {file.name: sha256_of(file) for file in files if file.suffix == ".safetensors"}
+        (folder / "state.json").write_text(json.dumps(state | {"sizes": sizes, "sums": sums}, indent=2) + "\n")
     best = (state.get("best") or {}).get("step")
     for old in sorted_checkpoints(run)[: -config.keep]:
         if old != checkpoint_path(run, best or -1):

@@ -33,6 +33,9 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         settle(self, "data.")
+        for name in ("train", "validation", "tokenizer"):
+            if getattr(self, name) == "":
+                raise UserError(f"data.{name} is empty; name one, or leave it out")
         if self.validation_tokens is not None and self.validation_tokens < 1:
             raise UserError(f"data.validation_tokens must be at least 1, got {self.validation_tokens}")
 
@@ -83,7 +86,8 @@ class TrainConfig:
     epochs: float | None = None
     """number of passes over the training text; give this or steps"""
     batch_size: int = 64
-    """windows per step (64 windows of 256 are 16,384 loss tokens)"""
+    """windows per step (64 windows of 256 are 16,384 loss tokens); for a system that reads on, places in the text, from
+    each of which model.segments windows"""
     micro_batch_size: int | None = None
     """windows per forward pass, for a batch that does not fit; the gradients add up to those of the whole batch"""
     seed: int = 0

@@ -32,7 +32,10 @@ def find_resumption(config: TrainConfig, store: TokenStore, validation: TokenSto
     elif config.resume is not False:
         found = find_checkpoint(Path(config.resume), "latest")
         later = [c for c in sorted_checkpoints(run) if step_of(c) > found.step]
-        if taken and (later or run.resolve() != found.path.resolve().parents[1]):
+        elsewhere = run.resolve() != found.path.resolve().parents[1]
+        brought = {checkpoint_path(run, best["step"]) for best in [found.state["best"]] if best}
+        begun = {*sorted_checkpoints(run)} <= brought and _is_beginning_of(config)  # by this command, and killed
+        if taken and (later or (elsewhere and not begun)):
             raise UserError(f"{run} holds another run, or a later part of this one; give another --run folder")
     elif taken and (sorted_checkpoints(run) or _is_beginning_of(config)):
         raise UserError(f"{run} exists already; go on with it by --resume auto, or give another --run folder")

@@ -9,6 +9,7 @@ from typing import Any
 
 from logpast.errors import UserError
 from logpast.files import write_whole
+from logpast.plain import jsonable
 
 TAIL = 4096  # bytes: some records
 SHOWN = ("step", "epoch", "loss", "tokens_per_second")  # numbers that every record of training has
@@ -35,7 +36,7 @@ class Log:
 
     def write(self, step: int, **values: Any) -> None:
         if self.file:
-            self.file.write(json.dumps({"step": step, **values}) + "\n")
+            self.file.write(json.dumps(jsonable({"step": step, **values}), allow_nan=False) + "\n")
         if self.board:
             for name, value in values.items():
                 if isinstance(value, int | float):

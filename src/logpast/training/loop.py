@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
-    """Train a model and keep its best checkpoint; returns the final state, as in the checkpoint's state.json.
+    """Train a model and keep its best checkpoint.
 
     Examples:
         logpast train --config recipes/paper-wikitext103.yaml
@@ -48,6 +48,9 @@ def train(config: TrainConfig) -> dict[str, Any]:
         logpast train --config recipes/paper-wikitext103.yaml --model recent --run runs/control
         logpast train --config recipes/small-cpu.yaml --data.train mybook.txt --data.tokenizer bpe-4096
         logpast train --config recipes/paper-wikitext103.yaml --resume auto
+
+    Returns:
+        The final state, as in the checkpoint's state.json.
     """
     run = Run(config)
     with closing(run), _stop_signals() as stop, meter("training", run.total, run.done, visible=run.leads) as progress:
@@ -136,6 +139,7 @@ class Run:
             except OSError as error:
                 problem = f"cannot write {config.run}: {error.strerror}; make room or give another --run folder"
         if problem := fabric.broadcast(problem):  # or the others would wait for ever
+            self.folder.close()  # whoever keeps the error, as a notebook does, shall not keep the lock
             raise UserError(problem)
         self.norm = torch.zeros(())
         alone_on_gpu = fabric.device.type == "cuda" and fabric.world_size == 1
