@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from logpast import cli, files
 from logpast.cli import VERBS, main
@@ -391,3 +392,10 @@ def test_what_is_full_is_told_in_a_line(
     with pytest.raises(SystemExit, match="2"):
         main(["results"])
     assert capsys.readouterr().err == f"logpast: the disk: {os.strerror(number)}; make room, or write elsewhere\n"
+
+
+def test_yes_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a choice that is by default left to us."""
+    assert run("train", "--config", RECIPES / "small-cpu.yaml", "--print_config", "--compile", "--data.jitter") == 0
+    settings = yaml.safe_load(capsys.readouterr().out)
+    assert (settings["compile"], settings["data"]["jitter"]) == (True, True)

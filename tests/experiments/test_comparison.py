@@ -655,3 +655,9 @@ def test_a_step_has_as_many_tokens_as_it_is_said_to(tmp_path: Path) -> None:
         steps = batches.steps_per_epoch if isinstance(batches, Lanes) else 3 * batches.windows_per_epoch
         seen = [int((batches.at(step, slice(None)).targets >= 0).sum()) for step in range(steps)]
         assert sum(seen) / steps == pytest.approx(tokens, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["train", "validation", "test"])
+def test_an_empty_name_is_not_the_recipes(page: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="is empty"):
+        compare(page, tmp_path / "out", systems=["memory"], **{name: ""})  # type: ignore[arg-type]

@@ -263,7 +263,7 @@ def _lags(part: Part, model: Part, tokens: int) -> str:
     sentences = []
     places, other = [max(lag, 0.5) for lag in part["lag"]], "replaced" in part  # older ones have no other pasts
     own = min(1, (model["history"] + model["window"] - 1) / tokens)  # places that are drawn of all the text alike
-    for way, (label, colour, marker) in ((way, LOOKS[way]) for way in LOOKS if way in part):
+    for way, (label, colour, marker) in ((way, look) for way, look in LOOKS.items() if way in part):
         _curve(axis, places, part[way]["increase"], part[way]["interval"], label, colour, marker)
         sentences.append(_told_apart(part, way))
     axis.axhline(0, color="0.3", linewidth=0.8)

@@ -15,6 +15,7 @@ import json
 import math
 import re
 import statistics
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -324,9 +325,9 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
         return known
     tried, speeds = dict[float, float](), list[float]()
     steps = max(4, round(plan.search_tokens / each.tokens_per_step))
-    for rate in plan.learning_rates:
+    runs = {rate: out / "search" / f"{each.file_name}-{rate:g}" for rate in plan.learning_rates}
+    for rate, run in runs.items():
         say(f"{each.name}: learning rate {rate:g}")
-        run = out / "search" / f"{each.file_name}-{rate:g}"
         free_memory()
         try:
             with redirect_stdout(io.StringIO()):  # it would name commands for a run that is not kept
@@ -338,7 +339,7 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
         except Diverged as error:
             say(f"{each.name}: {error}")
     if not tried:
-        _forget(plan, each, out)
+        _forget(runs.values())
         return None
     rate, speed = min(tried, key=lambda rate: tried[rate]), statistics.median(speeds)
     if len(plan.learning_rates) > 1 and rate in (edge := (min(plan.learning_rates), max(plan.learning_rates))):
@@ -346,14 +347,14 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
         say(f"{each.name}: best with the {end} rate tried; one beyond {rate:g} in learning_rates might do better")
     found = {"learning_rate": rate, "tokens_per_second": speed, "tried": tried}
     write_whole(place, json.dumps(found, indent=2) + "\n")
-    _forget(plan, each, out)
+    _forget(runs.values())
     return rate, speed
 
 
-def _forget(plan: Recipe, each: Contestant, out: Path) -> None:
+def _forget(runs: Iterable[Path]) -> None:
     """The runs of a search, which until its end are what an interrupted one goes on with."""
-    for rate in plan.learning_rates:
-        if (run := out / "search" / f"{each.file_name}-{rate:g}").exists():
+    for run in runs:
+        if run.exists():
             remove(run)
 
 
