@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 ANALYSIS = "analyses/much-width192-seed0/analysis.json"
 PAIR = "analyses/wiki22k-k200-seed0/analysis.json"
+BOOKS = "analyses/pg19-k200-seed0/analysis.json"
 
 
 @pytest.fixture
@@ -114,8 +115,11 @@ def test_a_sweep_of_pairs_is_told_in_quarters(tmp_path: Path) -> None:
         (ANALYSIS, r'("binned".*?"gain": \{\s+"nats": \[ )', r"\g<1>9", "rereading-where"),
         (ANALYSIS, r'("cut": \{.*?"increase": \[ )', r"\g<1>9", "rereading-past"),
         ("sweep-pairs.jsonl", '"ppl_token": 32.10', '"ppl_token": 32.11', "sweep-pairs"),
+        ("sweep-pairs.jsonl", '"ppl_token": 58.82', '"ppl_token": 58.84', "sweep-pairs-pg19"),
         (PAIR, r'("binned".*?"gain": \{\s+"nats": \[ -)', r"\g<1>9", "pairs-wiki22k-where"),
         (PAIR, r'("replaced": \{.*?"increase": \[ )', r"\g<1>9", "pairs-wiki22k-past"),
+        (BOOKS, r'("binned".*?"gain": \{\s+"nats": \[ -)', r"\g<1>9", "pairs-pg19-where"),
+        (BOOKS, r'("replaced": \{.*?"increase": \[ )', r"\g<1>9", "pairs-pg19-past"),
     ],
 )
 def test_a_changed_row_is_noticed(file: str, old: str, new: str, view: str, checkout: Path) -> None:

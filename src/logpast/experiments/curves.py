@@ -135,8 +135,9 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
     ends = [value for curve in found for value in [*curve.validation.values(), *list(curve.training.values())[-5:]]]
     highest = max(list(curve.training.values())[len(curve.training) // 10] for curve in found)
     losses.set(title="loss (lines: training, a running\nmean; dots: validation)")
-    if max(highest, *ends) > min(ends):
-        losses.set_ylim(min(ends) - 0.05 * (highest - min(ends)), max(highest, *ends))
+    low, high = min(ends), max(highest, *ends)
+    if high > low:
+        losses.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     for axis in others:
         if not axis.lines:
             axis.text(0.5, 0.5, "no logged step in common", transform=axis.transAxes, ha="center")
