@@ -52,10 +52,10 @@ VERBS = {
         "logpast.experiments.comparison_table", "show", "print and draw a comparison made before", "rows", "ROWS"
     ),
     "results pages": Verb("logpast.experiments.pages", "pages", "bring the figures on the pages up to date"),
-    "paper fig1": Verb("logpast.experiments.paper", "fig1", "draw the paper's Figure 1: the filters"),
-    "paper figA1": Verb("logpast.experiments.paper", "fig_a1", "draw its Figure A1: wider and narrower filters"),
+    "paper fig1": Verb("logpast.experiments.figures", "fig1", "draw the paper's Figure 1: the filters"),
+    "paper figA1": Verb("logpast.experiments.figures", "fig_a1", "draw its Figure A1: wider and narrower filters"),
     "paper results-figure": Verb(
-        "logpast.experiments.paper", "results_figure", "draw its results, and ours", "where", "[WHERE …]"
+        "logpast.experiments.results_figure", "results_figure", "draw its results, and ours", "where", "[WHERE …]"
     ),
     "paper table1": Verb("logpast.experiments.paper", "table1", "its Table 1: systems of similar size"),
     "paper tableA1": Verb(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from matplotlib.figure import Figure
 
 from logpast import files
@@ -19,7 +18,6 @@ from logpast.errors import UserError
 from logpast.experiments import ledger
 from logpast.experiments.pictures import look
 from logpast.experiments.results import results
-from logpast.models import build, config_from_dict
 
 HERE = Path(__file__).parents[2] / "results"
 
@@ -37,35 +35,6 @@ def test_every_row_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].split()[:6] == ["file", "run", "system", "window", "L", "k"]
     line = next(line.split() for line in lines if line.split()[:2] == ["demo-text", "log_memory-0"])
     assert " ".join(line[2:]) == "log_memory 16 33 100 kjv 1,228,788 0 38.96 262.3 1.5121 1d4c68c"
-
-
-@pytest.mark.parametrize(
-    ("where", "count"),
-    [
-        (["file=demo-text"], 10),
-        (["file=demo-text", "seed=3"], 2),
-        (["system=log_memory", "seed=0", "file=demo*"], 2),
-        (["recipe.model.system=log_memory", "seed=0", "file=demo*"], 2),
-        (["model.system=log_memory", "k=20", "file=demo*"], 3),
-        (["run=log*-0", "file=demo*"], 2),
-        (["scores.documents=118", "file=demo*"], 10),
-        (["case=full*", "file=train_gpu"], 7),
-        (["k=*", "file=demo-text"], 5),
-        (["L=3*", "file=demo-text"], 10),
-        (["k=10*", "file=demo-text"], 5),
-        (["recipe.data.jitter=false", "file=demo-text"], 10),
-        (["recipe.epochs=null", "file=demo-text"], 10),
-        (["tokens=1,228,788", "file=demo-text"], 8),
-        (["k=many", "file=*"], 0),
-        (["seed=7"], 0),
-    ],
-)
-def test_filters(where: list[str], count: int) -> None:
-    if count:
-        assert len(results(where, HERE)) == count
-    else:
-        with pytest.raises(UserError, match="none of the"):
-            results(where, HERE)
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
@@ -102,41 +71,6 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 RUN: dict[str, Any] = {
     "trained_at_revision": "0", "train_data": {"name": "a"}, "test_data": {"name": "a"}, "recipe": {}, "scores": {},
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "told"),
-    [
-        *(("a.jsonl", line, "line 2 is not a row: it should be") for line in ("[]", '"x"', "3", "null")),
-        ("a.jsonl", json.dumps({"recipe": {}, "scores": {}}), "line 2 .* it has no 'trained_at_revision'"),
-        ("a.jsonl", json.dumps(RUN | {"test_data": {"name": 3}}), "line 2 is not a row of a scored run"),
-        ("a.jsonl", json.dumps(RUN | {"recipe": None}), "line 2 is not a row of a scored run: its recipe is None"),
-        ("a.jsonl", json.dumps(RUN | {"scores": {"ppl_token": "x"}}), "line 2 .* ppl_token is 'x', not a number"),
-        ("a.jsonl", "\udcff", "is not a ledger"),
-        ("a.json", "\udcff", "is not a table"),
-        *(("a.json", text, "is not a table") for text in ('{"rows":5}', '{"rows":[1]}', '{"hardware":"H200"}')),
-        *(
-            ("a.jsonl", f'{{"a": {word}}}', f"line 2 is not a row: {word} is no")
-            for word in ("NaN", "-Infinity", "1e999")
-        ),
-        ("a.json", '{"rows":[{"a": NaN}]}', "is not a table of results: NaN is no number"),
-        ("a.jsonl", '{"a": 1' + "0" * 400 + "}", "line 2 .* too large"),
-        ("a.jsonl", '{"a":' * 3000 + "1" + "}" * 3000, "line 2 is not a row.* recursion"),
-        ("a.json", '{"hardware":{}}', "is not a table of results: it has no 'name'"),
-        ("a.json", '{"rows":[{"ppl_word": "x"}]}', "ppl_word is 'x'"),
-    ],
-)
-def test_damaged_files_are_named(name: str, content: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text("\n" + content, errors="surrogateescape")
-    with pytest.raises(UserError, match=rf"{name}.* {told}.*; mend or remove it"):
-        results(folder=tmp_path)
-
-
-def test_rows_with_values_of_several_kinds_are_listed(tmp_path: Path) -> None:
-    seeds = ["x", 3, None, [1], 1]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(RUN | {"seed": seed}) + "\n" for seed in seeds))
-    (tmp_path / "b.json").write_text('{"what": 3}')
-    assert [row.get("seed") for row in results(folder=tmp_path)] == [None, 1, 3, [1], "x", None]
 
 
 def test_json_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,17 +204,6 @@ def test_rows_that_are_not_alike_are_not_averaged(tmp_path: Path, drawn: list[Fi
         assert lines(scored(row, 30), scored(anew, ppl)) == {first: [30], "test_data.sha256 = fffffff": [ppl]}
 
 
-def test_states_are_those_of_the_systems() -> None:
-    """Rows keep what was computed when they were made; a later insight has to reach them too."""
-    for place in sorted(HERE.glob("*.jsonl")):
-        for row in ledger.read(place):
-            kept = (row if "state_bytes" in row else row.get("comparison", {})).get("state_bytes")
-            if kept is not None:
-                with torch.device("meta"):
-                    model = build(config_from_dict(row["recipe"]["model"])).eval()
-                assert model.state_bytes == kept, place
-
-
 def test_no_two_lines_look_alike(tmp_path: Path, drawn: list[Figure]) -> None:
     results(folder=HERE, plot=tmp_path / "q.png")
     lines = [line for line in drawn[0].axes[0].lines if line.get_marker() == "None"]
@@ -296,9 +219,3 @@ from logpast.experiments.results import results
 results(folder=Path({str(HERE)!r}))
 assert 'torch' not in sys.modules"""
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
-
-
-def test_lists_that_may_be_asked_for_are_not_told_whole() -> None:
-    with pytest.raises(UserError, match=r"its scores\.by_document\.nats may be \[[0-9., ]+…, .* and others$") as error:
-        results(["scores.by_document.nats=1"], folder=HERE)
-    assert len(str(error.value)) < 400

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from logpast.errors import UserError
 from logpast.experiments import printed
-from logpast.experiments.measured import RESULTS, k_equals
+from logpast.experiments.ledger import RESULTS
 from logpast.experiments.tables import Table, check_form, give
 from logpast.typed import typed
 
@@ -46,7 +46,8 @@ def accounting(out: Path | None = None) -> Table:
 def accounting_table() -> Table:
     sweeps = [printed.sweep("A1"), printed.sweep("A2")]
     rows = [_account(sweep, row) for sweep in sweeps for row in sweep.rows]
-    heads = ["table", "L", "left out", "formula", "mean k", "apart", "delta", *map(k_equals, printed.SHARPNESSES),
+    heads = ["table", "L", "left out", "formula", "mean k", "apart",
+             "delta", *map(printed.k_equals, printed.SHARPNESSES),
              "delta: word → all", "best k: word → all"]  # fmt: skip
     title = "ln(per-word)/ln(raw) of Tables A1 and A2: as printed, and by the formula of logpast.metrics.paper_span"
     return Table(heads, rows, title, _notes(*sweeps))
@@ -63,7 +64,7 @@ def _account(table: printed.Sweep, row: printed.Row) -> list[str]:
         table.name, str(row.slots), f"{left_out:,} ({left_out / table.tokens[0]:.2%})", f"{formula:.4f}",
         f"{mean:.4f}", f"{mean - formula:+.6f}", *ratios,
         f"{row.delta.word:.2f} → {printed.if_all_counted(table, row.delta.raw):.{digits}f}",
-        f"{best.word:.2f} → {printed.if_all_counted(table, best.raw):.{digits}f} ({k_equals(k)})",
+        f"{best.word:.2f} → {printed.if_all_counted(table, best.raw):.{digits}f} ({printed.k_equals(k)})",
     ]  # fmt: skip
 
 

@@ -22,8 +22,7 @@ from logpast.experiments.by_document import (
     values,
     which,
 )
-from logpast.experiments.ledger import sound
-from logpast.experiments.measured import RESULTS
+from logpast.experiments.ledger import RESULTS, sound
 from logpast.experiments.pictures import check_picture, unframed, write_picture
 from logpast.typed import typed
 

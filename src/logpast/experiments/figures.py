@@ -43,10 +43,44 @@ def draw_filters(
         raise UserError(f"sharpness must be one or more numbers above 0 and at most {MOST_SHARP:g}, got {sharpness}")
     if peaks < 2:
         raise UserError(f"peaks must be at least 2, got {peaks}")
-    return draw_rows(out, rows_of_k, peaks)
+    return _draw_rows(out, rows_of_k, peaks)
 
 
-def draw_rows(out: Path, rows_of_k: list[float], peaks: int = 10, first_panel: int = 0) -> Path:
+@typed
+def fig1(out: Path = Path("fig1.png")) -> Path:
+    """Draw the paper's Figure 1: ten filters with k = 50 over time and log time, and the memory that they hold.
+
+    Examples:
+        logpast paper fig1
+        logpast paper fig1 --out docs/fig1.svg
+
+    Args:
+        out: the picture to write; .png, .svg and .pdf are known. An existing one is replaced.
+
+    Returns:
+        Where the picture is.
+    """
+    return _draw_rows(out, [50.0])
+
+
+@typed
+def fig_a1(out: Path = Path("figA1.png")) -> Path:
+    """Draw the paper's Figure A1: as Figure 1, with wider filters (k = 10) and narrower ones (k = 100).
+
+    Examples:
+        logpast paper figA1
+        logpast paper figA1 --out docs/figA1.pdf
+
+    Args:
+        out: the picture to write; .png, .svg and .pdf are known. An existing one is replaced.
+
+    Returns:
+        Where the picture is.
+    """
+    return _draw_rows(out, [10.0, 100.0], first_panel=3)
+
+
+def _draw_rows(out: Path, rows_of_k: list[float], peaks: int = 10, first_panel: int = 0) -> Path:
     """The panels of `draw_filters`, lettered from the so-many-th letter on."""
     check_picture(out)
     from matplotlib.figure import Figure  # no pyplot: nothing global, no screen wanted

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from logpast.data import TokenStore
     from logpast.training.checkpoint import Checkpoint
 
+RESULTS = Path("results")  # of the checkout
+
 
 def row(checkpoint: Checkpoint, store: TokenStore, scores: dict[str, Any]) -> dict[str, Any]:
     """Everything needed to know what a score is of, and to get it again."""

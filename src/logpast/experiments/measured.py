@@ -8,12 +8,11 @@ from typing import Any, Literal, NamedTuple
 from logpast.errors import UserError
 from logpast.experiments import printed
 from logpast.experiments.by_document import Documents, check, documents, familiar_perplexity, tells, values
-from logpast.experiments.ledger import hash_of, sound
-from logpast.experiments.results import Entry, chosen, condition, read
+from logpast.experiments.ledger import RESULTS, hash_of, sound
+from logpast.experiments.rows import Entry, chosen, condition, read
 from logpast.filters import PAPER_SPACING
 from logpast.plain import flat
 
-RESULTS = Path("results")
 AS_PRINTED = {"model.kernel": "paper", "model.normalize": "none"}
 Measure = Literal["ppl_token", "ppl_word", "ppl_familiar"]
 
@@ -46,6 +45,11 @@ class Series(NamedTuple):
     @property
     def documents(self) -> Documents:
         return documents(*self.points.values())
+
+    @property
+    def familiar(self) -> str:
+        """How many of its documents are."""
+        return f"{self.documents.familiar.sum()} of {len(self.documents.tokens)}"
 
     def is_control_of(self, other: Series) -> bool:
         """Whether this one is without memory, and the two are alike but for what only one kind of model has."""
@@ -81,7 +85,7 @@ def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
     row, recipe = entry.row, flat(entry.row["recipe"])
     slots, seed = recipe.pop("model.slots"), recipe.pop("seed")
     recipe |= {f"scores.{name}": row["scores"].get(name) for name in ("streams", "precision")}
-    name = "delta" if recipe["model.system"] == "recent" else k_equals(recipe["model.sharpness"])
+    name = "delta" if recipe["model.system"] == "recent" else printed.k_equals(recipe["model.sharpness"])
     texts = row["train_data"], row["test_data"]
     series = found.setdefault(hash_of([recipe, *texts]), Series(name, _about(row, table), recipe, texts, {}, {}))
     seeds = series.points.setdefault(slots, {})
@@ -133,5 +137,14 @@ def _about(row: dict[str, Any], table: printed.Sweep) -> str:
     return f"trained on {millions:,.1f}M tokens of {train['name']}, {weights}, scored on {test['name']}{part}"
 
 
-def k_equals(sharpness: float) -> str:
-    return f"k = {sharpness:g}"
+def abouts(series: list[Series]) -> list[str]:
+    """What each kind of runs was trained and scored on, as notes."""
+    kinds = dict.fromkeys(one.about for one in series)
+    raised = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+    return [f"{str(number).translate(raised)} {about}" for number, about in enumerate(kinds, 1)]
+
+
+def mark(one: Series, series: list[Series]) -> str:
+    """The sign of the note that tells of it."""
+    notes = (note.partition(" ") for note in abouts(series))
+    return next(sign for sign, _, about in notes if about == one.about)

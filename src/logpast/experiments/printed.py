@@ -32,6 +32,9 @@ class Cell(NamedTuple):
     raw: float
     word: float
 
+    def __str__(self) -> str:
+        return f"{self.raw:.2f}/{self.word:.2f}"
+
     @property
     def ratio(self) -> float:
         """ln(per-word) / ln(raw): tokens summed over words counted."""
@@ -111,3 +114,8 @@ def if_all_counted(table: Sweep, raw: float, line_ends: bool = False) -> float:
     """
     tokens = statistics.mean(table.tokens)
     return perplexity(math.log(raw) * tokens, table.words + (table.lines or 0) * line_ends)
+
+
+def k_equals(sharpness: float) -> str:
+    """A system's name."""
+    return f"k = {sharpness:g}"

@@ -1,64 +1,42 @@
-"""`logpast results`: the ledger, read. Every row of results/, filtered, printed, handed on or drawn.
-
-results/*.jsonl hold a row per scored run (`ledger.row`), results/*.json one table each, of a benchmark. A row's values
-go by their place in it, with dots (recipe.model.kernel, scores.documents; recipe. and scores. may be left out), and
-those that a reader wants first have short names: COLUMNS.
-"""
+"""`logpast results`: the rows of results/, filtered, printed, handed on or drawn."""
 
 from __future__ import annotations
 
 import json as json_library
-import re
 import statistics
 import sys
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from logpast.errors import UserError
-from logpast.experiments import ledger
+from logpast.experiments.ledger import RESULTS
 from logpast.experiments.pictures import as_written, check_picture, look, unframed, write_picture
+from logpast.experiments.rows import (
+    COLUMNS,
+    DIGITS,
+    Entry,
+    as_asked,
+    check_name,
+    chosen,
+    condition,
+    is_number,
+    is_run,
+    read,
+)
 from logpast.experiments.tables import Table, aligned, comma_separated, keep_off
 from logpast.files import make_way_for, write_whole
-from logpast.plain import flat
 from logpast.typed import typed
 
-COLUMNS = {
-    "run": "run", "system": "recipe.model.system", "window": "recipe.model.window", "L": "recipe.model.slots",
-    "k": "recipe.model.sharpness", "corpus": "corpus", "tokens": "train_tokens", "seed": "seed",
-    "ppl_token": "scores.ppl_token", "ppl_word": "scores.ppl_word", "bits_per_byte": "scores.bits_per_byte",
-    "revision": "revision",
-}  # fmt: skip
 LINES = "system,k,corpus,window,file"  # what tells one line of a picture from another
 TEXTS = ("train_data.sha256", "test_data.sha256")  # two may have one name
 SCORING = ("scores.accounting", "scores.streams", "scores.precision")  # in other ways the same weights score otherwise
-ORDER = ("corpus", "system", "L", "k", "seed")
-DIGITS = {"ppl_token": 2, "ppl_word": 1, "bits_per_byte": 4}
 WIDEST = 34  # characters of a cell
-SOME = 6  # values that an error names
-LONGEST = 40  # signs of one of them
-_ABSENT = object()  # not null, which a row may hold
-
-
-class Entry(NamedTuple):
-    """A row, and where it stands."""
-
-    file: str
-    title: str
-    """of a benchmark's table; rows of a ledger have none"""
-    row: dict[str, Any]
-    values: dict[str, Any]
-    """by name: short ones, and places with dots"""
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return next((self.values[n] for n in (name, f"recipe.{name}", f"scores.{name}") if n in self.values), default)
 
 
 @typed
 def results(
     where: list[str] | None = None,
-    folder: Path = Path("results"),
+    folder: Path = RESULTS,
     json: str | None = None,
     csv: str | None = None,
     plot: Path | None = None,
@@ -125,119 +103,6 @@ def _check_targets(targets: dict[str, Path | str | None], folder: Path) -> None:
             keep_off(folder, Path(target))
 
 
-def read(folder: Path, option: str = "--folder") -> list[Entry]:
-    """All rows of a results folder, which the option names: ledgers first, each in ORDER."""
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder} here; run this where the checkout is, or give {option}")
-    runs, measured = list[Entry](), list[Entry]()
-    for file in sorted(folder.glob("*.jsonl")):
-        for number, row in ledger.lines(file):
-            with ledger.sound(f"{file}, line {number} is not a row of a scored run"):
-                (runs if _is_run(row) else measured).append(_entry(file.stem, "" if _is_run(row) else file.name, row))
-    for file in sorted(folder.glob("*.json")):
-        measured += _benchmark(file)
-    runs.sort(key=lambda entry: [str(entry.file), *(_sortable(entry.get(c)) for c in ORDER)])
-    return runs + measured
-
-
-def _is_run(row: dict[str, Any]) -> bool:
-    return "recipe" in row and "scores" in row
-
-
-def _benchmark(file: Path) -> list[Entry]:
-    """A table's rows; of one without rows, its facts as a single one."""
-    with ledger.sound(f"{file} is not a table of results"):
-        table = ledger.parsed(file.read_text(encoding="utf-8"))
-        facts = {name: value for name, value in table.items() if name != "rows"}
-        told = [str(facts["what"])] if "what" in facts else []
-        told += [str(facts["hardware"]["name"])] if "hardware" in facts else []
-        told += [f"revision {str(facts['revision'])[:7]}"] if "revision" in facts else []
-        title = f"{file.name}: {', '.join(told)}"
-        return [_entry(file.stem, title, row) for row in table.get("rows", [facts])]
-
-
-def _entry(file: str, title: str, row: dict[str, Any]) -> Entry:
-    values = {"file": file} | flat(row)
-    if _is_run(row):
-        for part in ("recipe", "scores"):
-            if not isinstance(row[part], dict):
-                raise TypeError(f"its {part} is {row[part]!r}")
-        revision = str(row["trained_at_revision"])
-        values |= {"corpus": corpus(row), "revision": revision[:7] + ("+changes" if "+" in revision else "")}
-        values |= {name: values[place] for name, place in COLUMNS.items() if place in values}
-    for name, value in values.items():
-        if _is_number(value):
-            float(value)  # an error for an integer too large for anything that we do with it
-        elif name in DIGITS and value is not None:
-            raise TypeError(f"its {name} is {value!r}, not a number")
-    return Entry(file, title, row, values)
-
-
-def corpus(row: dict[str, Any]) -> str:
-    """What a run was trained and scored on: one name where its own train and test splits were used, else both."""
-    train = row["train_data"]["name"].removesuffix(":train")
-    test = row["test_data"]["name"].removesuffix(":test")
-    return test if train == test else f"{train}→{test}"
-
-
-def condition(word: str) -> tuple[str, str]:
-    """NAME=VALUE, in two."""
-    name, given, wanted = word.partition("=")
-    if not given:
-        near = get_close_matches(word, ["comparison", "curves", "pages"], 1)
-        verb = f"did you mean `logpast results {near[0]}`? Or " if near else ""
-        raise UserError(f"{word!r} is no condition; {verb}write NAME=VALUE, such as seed=0")
-    return name, wanted
-
-
-def chosen(entries: list[Entry], conditions: list[tuple[str, str]]) -> list[Entry]:
-    """The entries of which every condition, a name and the value wanted, holds."""
-    fitting = entries
-    for name, wanted in conditions:
-        check_name(entries, name)
-        before, fitting = fitting, [entry for entry in fitting if _holds(entry.get(name, _ABSENT), wanted)]
-        if not fitting:
-            asked = " ".join(map("=".join, conditions))
-            raise UserError(f"none of the {len(entries)} rows fits {asked}; {_values(before, name)}")
-    return fitting
-
-
-def _values(entries: list[Entry], name: str) -> str:
-    """What a name may be asked for, in a few words."""
-    found = {_as_asked(value) for entry in entries if (value := entry.get(name, _ABSENT)) is not _ABSENT}
-    if not found:
-        return f"those that fit the rest have no {name}"
-    some = sorted(found, key=lambda text: (len(text), text))[:SOME]  # short ones first: numbers are in order then
-    some = [text if len(text) <= LONGEST else text[:LONGEST] + "…" for text in some]
-    return f"its {name} may be {', '.join(some)}{' and others' if len(found) > SOME else ''}"
-
-
-def check_name(entries: list[Entry], name: str) -> None:
-    """A name that no row knows is a mistake."""
-    known = {*COLUMNS, *(n for entry in entries for n in entry.values)}
-    if name not in known and f"recipe.{name}" not in known and f"scores.{name}" not in known:
-        near = get_close_matches(name, known, n=1)
-        told = f"did you mean {near[0]}?" if near else f"known: file, {', '.join(COLUMNS)} and any place in a row"
-        raise UserError(f"no row has a {name!r}; {told}")
-
-
-def _holds(value: Any, wanted: str) -> bool:
-    """Numbers are compared as such unless a * stands in what is wanted; null is itself alone, not anything."""
-    if value is _ABSENT or value is None:
-        return value is None and wanted == "null"
-    if _is_number(value) and "*" not in wanted:
-        try:
-            return float(wanted.replace(",", "")) == value
-        except ValueError:
-            return False
-    return fnmatchcase(_as_asked(value), re.sub(r"[][?]", r"[\g<0>]", wanted))  # of its signs we have * alone
-
-
-def _as_asked(value: Any) -> str:
-    """As JSON writes it, texts without their quotes, 100.0 as 100."""
-    return value if isinstance(value, str) else json_library.dumps(value, ensure_ascii=False).removesuffix(".0")
-
-
 def tables(entries: list[Entry]) -> list[Table]:
     """One of all scored runs, then one of each benchmark."""
     groups: dict[str, list[Entry]] = {}
@@ -255,7 +120,7 @@ def tables(entries: list[Entry]) -> list[Table]:
 
 def _names(entries: list[Entry]) -> list[str]:
     """The columns of rows: the short names of a scored run, all there is of a benchmark."""
-    return list(dict.fromkeys(n for e in entries for n in (["file", *COLUMNS] if _is_run(e.row) else e.values)))
+    return list(dict.fromkeys(n for e in entries for n in (["file", *COLUMNS] if is_run(e.row) else e.values)))
 
 
 def _text(name: str, value: Any) -> str:
@@ -263,19 +128,10 @@ def _text(name: str, value: Any) -> str:
         return ""
     if name in DIGITS:
         return f"{value:,.{DIGITS[name]}f}"
-    if _is_number(value):
+    if is_number(value):
         return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
     text = str(value)
     return text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _sortable(value: Any) -> tuple[int, Any]:
-    """What is missing, then numbers, then the rest."""
-    return (0, 0) if value is None else (1, value) if _is_number(value) else (2, str(value))
 
 
 def _give(target: str, text: str) -> None:
@@ -289,16 +145,16 @@ def _give(target: str, text: str) -> None:
 def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str] | None) -> None:
     for name in (x, y, *(by or ())):
         check_name(entries, name)
-    entries = [entry for entry in entries if all(_is_number(entry.get(name)) for name in (x, y))]
+    entries = [entry for entry in entries if all(is_number(entry.get(name)) for name in (x, y))]
     of_one = ("file", "recipe_hash", *TEXTS, *SCORING, x, y)
-    once = {tuple(map(e.get, of_one)) if _is_run(e.row) else id(e): e for e in entries}
+    once = {tuple(map(e.get, of_one)) if is_run(e.row) else id(e): e for e in entries}
     entries = list(once.values())  # else a row that is there twice would weigh more in a mean
     if not entries:
         raise UserError(f"no row has numbers for both {x} and {y}; choose others with --x and --y")
     by = [name for name in by or _telling_apart(entries, x) if len({str(entry.get(name)) for entry in entries}) > 1]
     lines, labels = dict[tuple[str, ...], dict[float, list[float]]](), dict[tuple[str, ...], str]()
     for entry in entries:
-        line = tuple(_as_asked(entry.get(name)) for name in by)
+        line = tuple(as_asked(entry.get(name)) for name in by)
         labels[line] = as_written(_label(by, entry))
         lines.setdefault(line, {}).setdefault(entry.get(x), []).append(entry.get(y))
     from matplotlib.figure import Figure
@@ -327,7 +183,7 @@ def _telling_apart(entries: list[Entry], x: str) -> list[str]:
     by, along = LINES.split(","), {x, COLUMNS.get(x, x), f"recipe.{x}", "recipe.seed"}
     groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in entries:
-        groups.setdefault(tuple(_as_asked(entry.get(name)) for name in (*by, x)), []).append(entry)
+        groups.setdefault(tuple(as_asked(entry.get(name)) for name in (*by, x)), []).append(entry)
     told = ("recipe.", *TEXTS, *SCORING)
     places = {n: None for entry in entries for n in entry.values if n.startswith(told) and n not in along}
     named = {place: name for name, place in COLUMNS.items()}
@@ -338,7 +194,7 @@ def _telling_apart(entries: list[Entry], x: str) -> list[str]:
 def _label(names: list[str], entry: Entry) -> str:
     """A line's name: words as they are where their columns are well known, else with what they are of."""
     told = {name: value for name in names if (value := entry.get(name)) is not None}
-    texts = {name: _text(name, value) if _is_number(value) else str(value) for name, value in told.items()}
+    texts = {name: _text(name, value) if is_number(value) else str(value) for name, value in told.items()}
     texts |= {name: texts[name][:7] for name in TEXTS if name in texts}
     bare = ("system", "corpus", "file")
     return ", ".join(text if name in bare else f"{name} = {text}" for name, text in texts.items())

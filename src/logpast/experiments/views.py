@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from logpast.errors import UserError
-from logpast.experiments import by_document, comparison_table, ledger, paper, printed
+from logpast.experiments import beside, by_document, comparison_table, ledger, printed
 from logpast.experiments.accounting import accounting_table
 from logpast.experiments.analysis_page import signed, span, spans
 from logpast.experiments.curves import above, read_curve
@@ -250,7 +250,7 @@ def _ours(results: Path) -> str:
     """What we measured beside the paper's two tables, or that there is nothing yet."""
     parts = []
     for name, corpus in (("A1", "WikiText-103 test"), ("A2", "PG-19 test")):
-        table = paper.ours(name, results)
+        table = beside.ours(name, results)
         if table is None:
             parts.append(f"{corpus}: not measured yet.")
         else:
