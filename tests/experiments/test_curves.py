@@ -130,3 +130,17 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     (tmp_path / "odd.jsonl").write_text('{"loss": 3}\n')
     with pytest.raises(UserError, match=r"odd.jsonl, line 1 is damaged: it has no step"):
         curves([str(tmp_path / "odd.jsonl")])
+    (tmp_path / "odd.jsonl").write_text('{"step": 1, "loss": 3, "tokens": NaN}\n')
+    with pytest.raises(
+        UserError, match=r"odd.jsonl is not a run's log: not all of its tokens are numbers; give a run's"
+    ):
+        curves([str(tmp_path / "odd.jsonl")])
+
+
+def test_a_validation_before_the_first_step_is_told(
+    tmp_path: Path, drawn: list[Figure], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "a.jsonl"
+    place.write_text('{"step": 0, "validation_loss": 0}\n{"step": 1, "loss": 3, "tokens": 5}\n')
+    curves([str(place)], tmp_path / "plot.png")
+    assert capsys.readouterr().out.splitlines()[1].split() == ["a", "1", "5", "3.0000", "1.000", "0"]

@@ -110,3 +110,22 @@ def test_a_state_that_is_no_number_is_told(tmp_path: Path) -> None:
     append(tmp_path / "s.jsonl", row(53, None, 0, 40.0, state_bytes="x"))
     with pytest.raises(UserError, match=r"s\.jsonl, run 'r' is not a row of a scored run"):
         measured(printed.sweep("A1"), tmp_path)
+
+
+@pytest.mark.parametrize("seen", [None, "x", [1]])
+def test_tokens_seen_that_are_no_number_are_told(tmp_path: Path, seen: object) -> None:
+    for seed in (0, 1):
+        append(tmp_path / "s.jsonl", row(53, None, seed, 40.0, train_tokens=seen if seed else 1))
+    with pytest.raises(UserError, match=r"s\.jsonl, run 'r' is not a row of a scored run"):
+        measured(printed.sweep("A1"), tmp_path)
+
+
+def test_rows_of_another_kind_are_passed_by(ledger: Path) -> None:
+    before = len(measured(printed.sweep("A1"), ledger))
+    (ledger / "speed.json").write_text('{"rows": [{"recipe": "demo", "ms": 3}]}')
+    assert len(measured(printed.sweep("A1"), ledger)) == before > 0
+
+
+def test_a_condition_that_is_none_is_told_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'seed' is no condition; write NAME=VALUE"):
+        measured(printed.sweep("A1"), tmp_path / "nowhere", ["seed"])

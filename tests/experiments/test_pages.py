@@ -173,6 +173,11 @@ def test_wrong_marks_are_named(text: str, told: str) -> None:
     [
         ("train_gpu.json", "{}", "train-gpu"),
         ("train_gpu.json", "{", "train-gpu"),
+        (
+            "train_gpu.json",
+            '{"step_time_ratios": {"memory / delta": NaN}, "rows": []}',
+            "train_gpu:step_time_ratios.memory / delta:",
+        ),
         ("train_gpu.json", "[]", "price-of-memory"),
         ("train_gpu.json", '{"rows": [3]}', "train-gpu"),
         ("demo-text.jsonl", "{}", "demo-text"),

@@ -96,3 +96,13 @@ def test_tables_without_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserError, match=r"must end in \.md, \.csv, \.json"):
         paper.table1(precious)
     assert precious.read_text() == "precious"
+
+
+def test_a_table_without_ours_says_so(
+    ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paper.table_a1(results=ledger)
+    assert "no row of" not in capsys.readouterr().out
+    paper.table_a2(results=ledger)
+    assert f"no row of {ledger} belongs beside this table yet" in capsys.readouterr().out

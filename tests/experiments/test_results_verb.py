@@ -103,6 +103,16 @@ def test_rows_are_never_written_over(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+def test_rows_of_the_checkout_are_kept_whatever_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(HERE, tmp_path / "results", ignore=shutil.ignore_patterns("logs", "analyses"))
+    monkeypatch.chdir(tmp_path)
+    for option, told in (("json", "to another folder"), ("csv", "among what results keeps")):
+        target = Path("results") / {"json": "demo-text.jsonl", "csv": "README.md"}[option]
+        with pytest.raises(UserError, match=told):
+            results(["file=demo-text"], HERE, **{option: str(target)})  # type: ignore[arg-type]
+        assert target.read_bytes() == (HERE / target.name).read_bytes()
+
+
 def test_what_is_there_stays_if_the_new_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -202,6 +212,13 @@ def test_rows_that_are_not_alike_are_not_averaged(tmp_path: Path, drawn: list[Fi
     first = f"test_data.sha256 = {row['test_data']['sha256'][:7]}"
     for ppl in (36, 30):
         assert lines(scored(row, 30), scored(anew, ppl)) == {first: [30], "test_data.sha256 = fffffff": [ppl]}
+
+
+def test_a_row_with_a_list_where_a_word_belongs_is_drawn(tmp_path: Path, drawn: list[Figure]) -> None:
+    row = ledger.read(HERE / "sweep-pairs.jsonl")[0]
+    ledger.append(tmp_path / "r.jsonl", row | {"scores": row["scores"] | {"accounting": ["all"]}})
+    results(folder=tmp_path, plot=tmp_path / "q.png")
+    assert len(drawn) == 1
 
 
 def test_no_two_lines_look_alike(tmp_path: Path, drawn: list[Figure]) -> None:

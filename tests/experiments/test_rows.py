@@ -59,6 +59,10 @@ def test_filters(where: list[str], count: int) -> None:
         ("a.jsonl", json.dumps(RUN | {"test_data": {"name": 3}}), "line 2 is not a row of a scored run"),
         ("a.jsonl", json.dumps(RUN | {"recipe": None}), "line 2 is not a row of a scored run: its recipe is None"),
         ("a.jsonl", json.dumps(RUN | {"scores": {"ppl_token": "x"}}), "line 2 .* ppl_token is 'x', not a number"),
+        *(
+            ("a.jsonl", json.dumps(RUN | {"scores": {"ppl_word": wrong}}), "line 2 .* its ppl_word is")
+            for wrong in ({}, {"a": 1})
+        ),
         ("a.jsonl", "\udcff", "is not a ledger"),
         ("a.json", "\udcff", "is not a table"),
         *(("a.json", text, "is not a table") for text in ('{"rows":5}', '{"rows":[1]}', '{"hardware":"H200"}')),
@@ -101,3 +105,10 @@ def test_lists_that_may_be_asked_for_are_not_told_whole() -> None:
     with pytest.raises(UserError, match=r"its scores\.by_document\.nats may be \[[0-9., ]+…, .* and others$") as error:
         asked(["scores.by_document.nats=1"])
     assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_what_is_no_file_is_told_with_a_fix(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=rf"{name} is not a .*: Is a directory; mend or remove it"):
+        read(tmp_path)

@@ -73,7 +73,7 @@ def curves(
         best = min(curve.validation, key=lambda step: curve.validation[step], default=None)
         rows.append([
             curve.name, f"{max(curve.training):,}", f"{max(curve.tokens.values()):,.0f}", f"{np.mean(last):.4f}",
-            *([f"{perplexity(curve.validation[best], 1):.3f}", f"{best:,}"] if best else ["", ""]),
+            *([f"{perplexity(curve.validation[best], 1):.3f}", f"{best:,}"] if best is not None else ["", ""]),
         ])  # fmt: skip
     note = "loss: of training, the mean of the last tenth that was logged; validation: the best"
     print(aligned(Table(["run", "steps", "tokens", "loss", "validation ppl", "at step"], rows, notes=[note])))
@@ -95,7 +95,10 @@ def read_curve(path: Path, name: str = "") -> Curve:
         )
         if not training:
             raise UserError(f"{path} has no log of training yet; give a run's folder, or its log.jsonl")
-        return Curve(name, {int(r["step"]): float(r["tokens"]) for r in records if "loss" in r}, training, validation)
+        tokens = {int(r["step"]): float(r["tokens"]) for r in records if "loss" in r}
+        if not all(map(math.isfinite, tokens.values())):
+            raise ValueError("not all of its tokens are numbers")
+        return Curve(name, tokens, training, validation)
 
 
 def _names(paths: list[Path]) -> list[str]:

@@ -114,6 +114,10 @@ def sound(told: str, fix: str = "mend or remove it") -> Iterator[None]:
         raise
     except KeyError as error:
         raise UserError(f"{told}: it has no {error}; {fix}") from None
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(f"{told}: {error.strerror or error}; {fix}") from None
     except (ArithmeticError, AttributeError, IndexError, RecursionError, TypeError, ValueError) as error:
         raise UserError(f"{told}: {error}; {fix}") from None
 

@@ -9,7 +9,7 @@ from logpast.errors import UserError
 from logpast.experiments import printed
 from logpast.experiments.by_document import Documents, check, documents, familiar_perplexity, tells, values
 from logpast.experiments.ledger import RESULTS, hash_of, sound
-from logpast.experiments.rows import Entry, chosen, condition, read
+from logpast.experiments.rows import Entry, chosen, condition, is_run, read
 from logpast.filters import PAPER_SPACING
 from logpast.plain import flat
 
@@ -71,10 +71,11 @@ def measured(table: printed.Sweep, results: Path, where: list[str] | None = None
     """
     if results == RESULTS and not results.is_dir() and not where:  # an installed copy has none
         return []
+    conditions = [condition(word) for word in where or []]
     found: dict[str, Series] = {}
-    for entry in chosen(read(results, "--results"), [condition(word) for word in where or []]):
+    for entry in chosen(read(results, "--results"), conditions):
         with sound(f"{entry.file}.jsonl, run {entry.get('run')!r} is not a row of a scored run"):
-            if _belongs(entry, table):
+            if is_run(entry.row) and _belongs(entry, table):
                 _add(found, entry, table)
     told = [_told_apart(series, list(found.values())) for series in found.values()]
     return sorted(told, key=lambda series: (not series.name.startswith("delta"), series.about, series.name))
@@ -92,7 +93,7 @@ def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
     if "state_bytes" in row:
         series.states[slots] = int(row["state_bytes"])
     kept = ("ppl_token", "ppl_word", "by_document")
-    scores = {name: row["scores"][name] for name in kept if name in row["scores"]} | {"seen": row["train_tokens"]}
+    scores = {name: row["scores"][name] for name in kept if name in row["scores"]} | {"seen": int(row["train_tokens"])}
     check(scores, series.documents)
     before = seeds.get(seed, scores)
     if any(before[name] != scores[name] for name in ("ppl_token", "ppl_word")):
@@ -111,7 +112,7 @@ def _told_apart(series: Series, all_series: list[Series]) -> Series:
 
 
 def _belongs(entry: Entry, table: printed.Sweep) -> bool:
-    model = entry.row["recipe"]["model"] if "recipe" in entry.row else {}
+    model = entry.row["recipe"]["model"]
     bank = {"spacing": PAPER_SPACING, "first_peak": 1.0, "reach": 1.0}
     return (
         entry.get("test_data.name") == f"{table.corpus}:test"

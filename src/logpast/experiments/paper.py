@@ -100,6 +100,8 @@ def _give_sweep(name: str, out: Path | None, results: Path, where: list[str] | N
     if series:
         title = "Ours, at a smaller scale, every token counted, beside the printed:"
         print("\n" + aligned(of_ours(found)._replace(title=title)))
+    else:
+        print(f"no row of {results} belongs beside this table yet: the printed values alone are given")
     if out is not None:
         write(found, out)
     return found

@@ -96,11 +96,12 @@ def results(
 
 
 def _check_targets(targets: dict[str, Path | str | None], folder: Path) -> None:
-    """Nothing is written over what is read, nor over each other."""
+    """Nothing is written over what is read, nor over what our own folder keeps, nor over each other."""
     make_way_for(targets)
     for target in targets.values():
         if target not in (None, "-"):
             keep_off(folder, Path(target))
+            keep_off(RESULTS, Path(target))
 
 
 def tables(entries: list[Entry]) -> list[Table]:
@@ -147,7 +148,7 @@ def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str] | None)
         check_name(entries, name)
     entries = [entry for entry in entries if all(is_number(entry.get(name)) for name in (x, y))]
     of_one = ("file", "recipe_hash", *TEXTS, *SCORING, x, y)
-    once = {tuple(map(e.get, of_one)) if is_run(e.row) else id(e): e for e in entries}
+    once = {tuple(as_asked(e.get(name)) for name in of_one) if is_run(e.row) else id(e): e for e in entries}
     entries = list(once.values())  # else a row that is there twice would weigh more in a mean
     if not entries:
         raise UserError(f"no row has numbers for both {x} and {y}; choose others with --x and --y")

@@ -85,6 +85,7 @@ def _entry(file: str, title: str, row: dict[str, Any]) -> Entry:
         revision = str(row["trained_at_revision"])
         values |= {"corpus": corpus(row), "revision": revision[:7] + ("+changes" if "+" in revision else "")}
         values |= {name: values[place] for name, place in COLUMNS.items() if place in values}
+        values |= {name: row["scores"][name] for name in DIGITS if name in row["scores"]}  # {} has no place in values
     for name, value in values.items():
         if is_number(value):
             float(value)  # an error for an integer too large for anything that we do with it

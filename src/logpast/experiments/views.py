@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import defaultdict
@@ -38,7 +37,7 @@ def read_table(results: Path, file: str) -> dict[str, Any]:
         }
     place = results / f"{file}.json"
     with ledger.sound(f"{place} is not a table of results"):
-        found: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+        found: dict[str, Any] = ledger.parsed(place.read_text(encoding="utf-8"))
     return found
 
 
