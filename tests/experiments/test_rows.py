@@ -110,5 +110,5 @@ def test_lists_that_may_be_asked_for_are_not_told_whole() -> None:
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
 def test_what_is_no_file_is_told_with_a_fix(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
-    with pytest.raises(UserError, match=rf"{name} is not a .*: Is a directory; mend or remove it"):
+    with pytest.raises(UserError, match=rf"{name}: Is a directory; see that it is a file that you may read"):
         read(tmp_path)

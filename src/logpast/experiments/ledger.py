@@ -114,10 +114,10 @@ def sound(told: str, fix: str = "mend or remove it") -> Iterator[None]:
         raise
     except KeyError as error:
         raise UserError(f"{told}: it has no {error}; {fix}") from None
-    except FileNotFoundError:
-        raise
     except OSError as error:
-        raise UserError(f"{told}: {error.strerror or error}; {fix}") from None
+        if error.filename is None or isinstance(error, FileNotFoundError):
+            raise  # of the latter, who asked for it knows more
+        raise UserError(f"{error.filename}: {error.strerror}; see that it is a file that you may read") from None
     except (ArithmeticError, AttributeError, IndexError, RecursionError, TypeError, ValueError) as error:
         raise UserError(f"{told}: {error}; {fix}") from None
 
