@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from logpast.errors import UserError
-from logpast.experiments.pages import fill, pages, view
+from logpast.experiments.pages import MARKED, fill, pages, view
 from logpast.experiments.views import VIEWS
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ BOOKS = "analyses/pg19-k200-seed0/analysis.json"
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of all that the pages are made from."""
-    shutil.copytree(RESULTS, tmp_path / "results")
+    shutil.copytree(RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("*.safetensors"))
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("*.png"))
     shutil.copy(ROOT / "README.md", tmp_path)
     return tmp_path
@@ -123,6 +123,14 @@ def test_a_sweep_of_pairs_is_told_in_quarters(tmp_path: Path) -> None:
     ],
 )
 def test_a_changed_row_is_noticed(file: str, old: str, new: str, view: str, checkout: Path) -> None:
+    """On the pages' own places for it, alone: to make all the others each time would take long."""
+    found = [*checkout.glob("*.md"), *checkout.glob("*/*.md")]
+    marked = [mark for page in found for mark in MARKED.finditer(page.read_text()) if mark["name"].startswith(view)]
+    assert marked
+    for page in found:
+        page.unlink()
+    (checkout / "README.md").write_text("".join(f"It has {mark[0]}\n" for mark in marked))
+    assert pages(checkout, check=True) == []
     rows = (checkout / "results" / file).read_text()
     changed = re.sub(old, new, rows, count=1, flags=re.DOTALL)
     assert changed != rows
