@@ -1,5 +1,6 @@
 """Small real parts that many tests share: a text, its token store, a config to train on it in seconds."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -24,6 +25,15 @@ def _one_thread() -> None:
     """For each process, those that tests start included: how a sum is shared out among threads shows in its bits."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _little_to_collect() -> Iterator[None]:
+    """What is imported stays; each run that frees its memory would look through all of it for garbage."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()  # or some libraries complain at the end
 
 
 @pytest.fixture(autouse=True)
