@@ -66,6 +66,12 @@ def done(runs: dict[str, Path], store: TokenStore, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture
+def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without their pictures, which take longer than small analyses: for tests that do not look at them."""
+    monkeypatch.setattr("logpast.experiments.page.rendered", lambda figure: b"")
+
+
+@pytest.fixture
 def result(done: Path) -> dict[str, Any]:
     return json.loads((done / "analysis.json").read_text())
 
@@ -226,6 +232,7 @@ def test_strides(result: dict[str, Any], nats: dict[str, np.ndarray], runs: dict
         assert own["interval"][0] == [0, 0]
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_only_the_slot_that_is_used_matters(
     runs: dict[str, Path], store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +264,7 @@ def test_a_control_looks_no_farther_than_its_slots(runs: dict[str, Path], store:
     assert "after the memory's LayerNorm" not in page
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_a_control_may_be_a_finished_analysis(
     done: Path, runs: dict[str, Path], store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -406,6 +414,7 @@ def test_a_damaged_analysis_is_told_in_a_line(
     assert (tmp_path / "report.html").read_text() == "of before"
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_results_do_not_depend_on_the_batch_size_and_the_order_on_the_seed(
     done: Path, nats: dict[str, np.ndarray], runs: dict[str, Path], store: TokenStore, tmp_path: Path
 ) -> None:
@@ -435,6 +444,7 @@ def test_float64_and_streams_by_document(runs: dict[str, Path], store: TokenStor
     assert result["position"]["each"]["tokens"][0] == sum(-(-length // 8) for length in ends)
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_counts_are_of_the_training_text_where_it_is_at_hand(
     runs: dict[str, Path], store: TokenStore, books: Path, tmp_path: Path
 ) -> None:
@@ -472,8 +482,9 @@ def test_is_prepared(books: Path, store: TokenStore, tmp_path: Path) -> None:
 
 
 def test_documents_with_much_that_was_never_seen_are_told_apart(
-    runs: dict[str, Path], books: Path, result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    runs: dict[str, Path], books: Path, result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
     assert "absent" in result["documents"]
     (tmp_path / "texts").mkdir()
     shutil.copy(books / "0.txt", tmp_path / "texts" / "a.txt")
@@ -504,6 +515,7 @@ def test_documents_with_much_that_was_never_seen_are_told_apart(
     assert "Familiar documents, and others" in page
     assert f"{found['others']['all']['gain']['nats'][0]:+.4f}" in page
     assert "  2 familiar " in told
+    request.getfixturevalue("unpainted")  # enough of pictures
     del result["documents"]  # as in analyses of before
     assert "Familiar" not in analysis_page.draw(result)
     two = {"limit": 20, "streams": "document"}
@@ -636,6 +648,7 @@ def test_a_spoilt_control_is_refused_before_the_work(
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_the_page_says_what_a_kept_control_lacks(
     kept: Path, runs: dict[str, Path], store: TokenStore, tmp_path: Path
 ) -> None:
@@ -669,6 +682,7 @@ def test_a_page_that_cannot_be_drawn_takes_no_figures_away(
     assert (tmp_path / "out" / "report.html").exists()
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_an_interrupted_analysis_goes_on(
     runs: dict[str, Path], store: TokenStore, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -2,16 +2,20 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from logpast.data import TokenStore
 from logpast.data.corpora import kjv_chapters
 from logpast.errors import UserError
 from logpast.experiments import demo, ledger
 from logpast.training.checkpoint import sorted_checkpoints
 
 QUICK = ("--steps=4", "--validate_every=2", "--checkpoint_every=2", "--log_every=1", "--accelerator=cpu")
+QUICK += ("--data.validation_tokens=500", "--model.layers=1", "--model.heads=2", "--model.width=16")
 
 
 def test_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,11 +49,23 @@ def test_held_out_chapters_are_whole_and_apart() -> None:
     assert every["01001"].count("\n") == 31
 
 
+@pytest.fixture
+def _small_text(monkeypatch: pytest.MonkeyPatch, store: TokenStore) -> None:
+    def prepared(home: Path) -> dict[str, Any]:
+        for split in ("train", "validation"):
+            shutil.copytree(store.path, home / "data" / split)
+        return {}
+
+    monkeypatch.setattr(demo, "prepare_chapters", prepared)
+
+
+@pytest.mark.usefixtures("_small_text")
 def test_failed_training_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"(memory|control) model failed"):
         demo.demo(tmp_path / "demo", parts=(demo.TEXT,), train_options=("--model.heads", "7"))
 
 
+@pytest.mark.usefixtures("_small_text")
 def test_when_one_training_fails_the_other_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(demo.SYSTEMS, "control", "no-such-system")
     with pytest.raises(UserError, match="control model failed"):

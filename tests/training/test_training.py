@@ -130,9 +130,9 @@ def test_accumulated_gradients_equal_the_large_batch(
     train_config: TrainConfig, micro: int, model: ModelConfig | None
 ) -> None:
     """Also where windows of a batch differ in how many tokens they score, and pieces in how many windows."""
-    config = (
-        replace(train_config, steps=6) if model is None else replace(train_config, steps=6, model=model, batch_size=7)
-    )
+    config = replace(train_config, steps=6, data=replace(train_config.data, validation_tokens=50))
+    if model is not None:
+        config = replace(config, model=model, batch_size=7)
     train(config)
     train(replace(config, run=config.run.with_name("micro"), micro_batch_size=micro))
     runs = config.run, config.run.with_name("micro")
@@ -171,7 +171,7 @@ def test_resume_is_exact_wherever_it_broke_off(
     system: str,
     jitter: bool,
 ) -> None:
-    config = replace(train_config, data=replace(train_config.data, jitter=jitter))
+    config = replace(train_config, data=replace(train_config.data, jitter=jitter, validation_tokens=100))
     if system == "recent":
         config = replace(config, model=control_config)
     carries = system not in ("log_memory", "recent")
@@ -259,21 +259,44 @@ def test_the_carried_state_matters(train_config: TrainConfig) -> None:
     assert not torch.equal(weights(config.run)["table.weight"], weights(config.run.with_name("other"))["table.weight"])
 
 
-@pytest.mark.parametrize("system", ["log_memory", "compressive", "time_local"])
-def test_two_processes_equal_one(train_config: TrainConfig, tmp_path: Path, system: str) -> None:
-    """What reads on has one stream to validate on, so the second process scores nothing there."""
-    config = replace(train_config, steps=6, micro_batch_size=3)
-    if system != "log_memory":
-        local = TimeLocalConfig(window=8, layers=1, heads=2, width=16, slots=4)
-        model = local if system == "time_local" else COMPRESSES
-        config = replace(config, model=model, batch_size=4, micro_batch_size=None)
-    train(config)
-    double = replace(config, run=config.run.with_name("double"), devices=2)
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(double.to_dict()))
-    command = [sys.executable, "-m", "logpast", "train", "--config", str(recipe)]
+EACH = """
+import sys
+from logpast.cli import run
+for recipe in sys.argv[1:]:
+    run(["train", "--config", recipe])
+"""
+
+
+def test_two_processes_equal_one(train_config: TrainConfig, tmp_path: Path) -> None:
+    """The same two for each system: they take longer to start than to train."""
+    config = replace(train_config, run=tmp_path / "log_memory", steps=6, micro_batch_size=3)
+    local = TimeLocalConfig(window=8, layers=1, heads=2, width=16, slots=4)
+    rivals = {"compressive": COMPRESSES, "time_local": local}
+    configs = [config] + [
+        replace(config, run=tmp_path / name, model=model, batch_size=4, micro_batch_size=None)
+        for name, model in rivals.items()
+    ]
+    recipes = list[str]()
+    for each in configs:
+        train(each)
+        recipes.append(str(tmp_path / f"{each.run.name}.yaml"))
+        double = replace(each, run=in_two(each), devices=2)
+        Path(recipes[-1]).write_text(yaml.safe_dump(double.to_dict()))
+    (tmp_path / "each.py").write_text(EACH)
+    command = [sys.executable, str(tmp_path / "each.py"), *recipes]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    for each in configs:
+        assert_two_equal_one(each, carries=each is not config)
+
+
+def in_two(config: TrainConfig) -> Path:
+    return config.run.with_name(f"{config.run.name} in two")
+
+
+def assert_two_equal_one(config: TrainConfig, carries: bool) -> None:
+    """What reads on has one stream to validate on, so the second process scores nothing there."""
+    double = replace(config, run=in_two(config))
     one, two = weights(config.run), weights(double.run)
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-4, atol=2e-6)
@@ -281,21 +304,23 @@ def test_two_processes_equal_one(train_config: TrainConfig, tmp_path: Path, syst
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     best = [find_checkpoint(run).state["best"]["nats_per_token"] for run in (config.run, double.run)]
     assert best[1] == pytest.approx(best[0], rel=1e-5)
-    if system != "log_memory":
+    if carries:
         states = [load_file(sorted_checkpoints(run)[-1] / "carried.safetensors") for run in (config.run, double.run)]
         for name, value in states[0].items():
             torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_one_run_at_a_time_in_a_folder(train_config: TrainConfig, tmp_path: Path, devices: int) -> None:
+def test_one_run_at_a_time_in_a_folder(train_config: TrainConfig, tmp_path: Path) -> None:
     """Of several processes only one knows that the folder is taken, and all must end."""
     train(replace(train_config, steps=2))
+    again = replace(train_config, steps=2, resume="auto")
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(replace(train_config, steps=2, resume="auto", devices=devices).to_dict()))
+    recipe.write_text(yaml.safe_dump(replace(again, devices=2).to_dict()))
     command = [sys.executable, "-m", "logpast", "train", "--config", str(recipe)]
     before = (train_config.run / "log.jsonl").read_bytes()
     with files.alone(train_config.run):
+        with pytest.raises(UserError, match=f"another command is at work in {train_config.run} .process {os.getpid()}"):
+            train(again)
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert f"another command is at work in {train_config.run} (process {os.getpid()}" in done.stderr
