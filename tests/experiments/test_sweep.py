@@ -272,9 +272,8 @@ def check(page: Path) -> None:
 @pytest.mark.parametrize(
     ("way", "slots"),
     [
-        ("--address local", [5, 9]),
+        ("--address local", [5, 9, 17]),
         ("--jobs 2", [5, 9]),
-        pytest.param("--address local", [5, 9, 17], marks=pytest.mark.slow),
         pytest.param("--jobs 2", [5, 9, 17], marks=pytest.mark.slow),
         pytest.param("--jobs 1", [5, 9, 17], marks=pytest.mark.slow),
     ],
