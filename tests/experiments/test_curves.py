@@ -37,6 +37,8 @@ def test_the_picture_shows_the_losses_and_what_lies_between(tmp_path: Path, draw
     training, validation = lines(losses)[:2]
     assert training == (list(range(2, 41, 2)), pytest.approx([9 - step / 10 for step in range(2, 41, 2)]))
     assert validation == ([10, 20, 30, 40], pytest.approx([9, 8, 7, 6]))
+    assert losses.get_ylim()[0] < 5
+    assert losses.get_ylim()[1] > 10  # the highest dot, of the other, is whole
     assert lines(between)[0] == (list(range(2, 41, 2)), pytest.approx([0.5] * 20))
     assert lines(between)[1] == ([10, 20, 30, 40], pytest.approx([1.0] * 4))
 
