@@ -162,6 +162,7 @@ def test_variants_choose_recipe_and_text(page: Changed, tmp_path: Path) -> None:
         ({"grids": [{"seed": [None, 1]}]}, "seed is empty; give it a value, or leave it out"),
         ({"cpus": 0.00001}, "cpus must be at least 0.0001, got 1e-05"),
         ({"cpus": float("nan")}, "cpus must be at least 0.0001, got nan"),
+        ({"cpus": True}, "cpus cannot be True"),
         ({"gpus": -0.5}, "gpus must be 0, from 0.0001 to 1"),
         ({"gpus": 1.5}, "gpus must be 0, from 0.0001 to 1, or a whole number, got 1.5"),
         ({"gpus": 0.00001}, "gpus must be 0, from 0.0001 to 1"),

@@ -86,7 +86,7 @@ def read_page(path: Path) -> Page:
         ("cpus", (int, float)),
         ("gpus", (int, float)),
     ):
-        if name in values and not isinstance(values[name], kinds):
+        if name in values and (not isinstance(values[name], kinds) or isinstance(values[name], bool)):
             raise UserError(f"{path}: {name} cannot be {values[name]!r}")
     plan = Page(**values)
     if not FINEST <= plan.cpus < math.inf:
