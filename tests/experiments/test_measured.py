@@ -127,5 +127,6 @@ def test_rows_of_another_kind_are_passed_by(ledger: Path) -> None:
 
 
 def test_a_condition_that_is_none_is_told_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'seed' is no condition; write NAME=VALUE"):
-        measured(printed.sweep("A1"), tmp_path / "nowhere", ["seed"])
+    for word in ("seed", "page"):  # no verb of another command is meant
+        with pytest.raises(UserError, match=f"'{word}' is no condition; write NAME=VALUE"):
+            measured(printed.sweep("A1"), tmp_path / "nowhere", [word])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_library
 import statistics
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def results(
     elif x or y or by:
         raise UserError("--x, --y and --by are of a picture; give --plot FILE too")
     _check_targets({"--json": json, "--csv": csv, "--plot": plot}, folder)
-    conditions = [condition(word) for word in where or []]
+    conditions = [_condition(word) for word in where or []]
     entries = read(folder)
     if not entries:
         raise UserError(f"{folder} holds no rows; `logpast eval … --record {folder}/NAME.jsonl` writes one")
@@ -93,6 +94,13 @@ def results(
     if "-" not in (json, csv):
         print("\n\n".join(aligned(table) for table in tables(entries)))
     return rows
+
+
+def _condition(word: str) -> tuple[str, str]:
+    near = get_close_matches(word, ["comparison", "curves", "pages"], 1)  # verbs below this one
+    if near and "=" not in word:
+        raise UserError(f"{word!r} is no condition NAME=VALUE; did you mean `logpast results {near[0]}`?")
+    return condition(word)
 
 
 def _check_targets(targets: dict[str, Path | str | None], folder: Path) -> None:

@@ -105,9 +105,7 @@ def condition(word: str) -> tuple[str, str]:
     """NAME=VALUE, in two."""
     name, given, wanted = word.partition("=")
     if not given:
-        near = get_close_matches(word, ["comparison", "curves", "pages"], 1)
-        verb = f"did you mean `logpast results {near[0]}`? Or " if near else ""
-        raise UserError(f"{word!r} is no condition; {verb}write NAME=VALUE, such as seed=0")
+        raise UserError(f"{word!r} is no condition; write NAME=VALUE, such as seed=0")
     return name, wanted
 
 
