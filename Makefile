@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo compare test test-slow test-gpu lint format docs clean
+
+.PHONY: help demo compare pages test test-slow test-gpu lint format docs clean
 
 help:
 	@echo "make demo       train a small model on the spot, score it, let it write (a few minutes)"
@@ -11,6 +12,7 @@ help:
 	@echo "make test       lint, types and tests (minutes; real corpora are used where LOGPAST_DATA names their folder)"
 	@echo "make test-slow  the tests that take many minutes"
 	@echo "make test-gpu   the tests that need a CUDA device"
+	@echo "make pages      write the figures of results/ into README, docs and results"
 	@echo "make docs       pages of the Python interface, from its docstrings, into build/docs"
 	@echo "make format     put the code into its usual form"
 
@@ -22,14 +24,17 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/python -m logpast.experiments.demo
+	$(BIN)/logpast demo
 
 compare: $(READY)
-	$(BIN)/logpast compare recipes/rivals-toy.yaml
+	$(BIN)/logpast compare rivals-toy
+
+pages: $(READY)
+	$(BIN)/python -m tools.pages
 
 docs: $(READY)
-	$(BIN)/pdoc --docformat google --output-directory build/docs $(addprefix logpast.,filters memory models data \
-		metrics scoring training generation experiments environment files progress errors cli)
+	$(BIN)/pdoc --docformat google --output-directory build/docs $(addprefix logpast.,filters memory kernels models data \
+		evaluation training generation analysis comparison sweeps ledger paper demo reporting util cli)
 	@echo "open build/docs/index.html"
 
 lint: $(READY)

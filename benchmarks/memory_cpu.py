@@ -34,9 +34,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from logpast.data import load_tokenizer
-from logpast.environment import describe, revision
 from logpast.filters import FilterBank
 from logpast.memory import LogMemory
+from logpast.util.environment import describe, revision
 
 VOCABULARY, WIDTH = 50_304, 768
 CASES = ("gather+einsum", "bag", "einsum", "support", "conv1d")

@@ -30,9 +30,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from logpast.data import open_tokens
-from logpast.environment import describe, revision
 from logpast.filters import FilterBank
 from logpast.memory import LogMemory
+from logpast.util.environment import describe, revision
 
 BATCH, WIDTH, VOCABULARY, BATCHES = 64, 768, 50304, 6
 

@@ -23,8 +23,9 @@ import tiktoken
 import torch
 from tiktoken_ext.openai_public import ENDOFTEXT, r50k_pat_str
 
-from logpast.data import load_tokenizer, prepare
-from logpast.environment import describe, revision
+from logpast.data import load_tokenizer
+from logpast.data.prepare import prepare
+from logpast.util.environment import describe, revision
 
 
 def seconds(work: Callable[[], object]) -> float:

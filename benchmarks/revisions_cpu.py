@@ -3,7 +3,7 @@
     git worktree add ../before REVISION
     python benchmarks/revisions_cpu.py --before ../before --data STORE --out results/revisions_cpu.json
 
-STORE is what `logpast data prepare` makes. The model is that of recipes/small-cpu.yaml; steps are the trainer's own,
+STORE is what `logpast data prepare` makes. The model is that of small-cpu; steps are the trainer's own,
 scoring is of windows in order, with random weights. Each checkout has a process of its own, waiting while the other
 works: whatever else the machine does falls on both alike. Compared are the times of two neighbouring pieces of work.
 """
@@ -31,11 +31,11 @@ def work(data: str) -> None:
     import torch
 
     from logpast.data import open_tokens
-    from logpast.data.windows import Windows
-    from logpast.environment import revision
+    from logpast.data.batching import Windows
     from logpast.models import LogMemoryConfig, build
     from logpast.training.config import DataConfig, TrainConfig
     from logpast.training.loop import Run
+    from logpast.util.environment import revision
 
     sizes = LogMemoryConfig(slots=33, normalize="area", window=64, layers=4, heads=4, width=128)
     store = open_tokens(data)
@@ -119,7 +119,7 @@ def main() -> None:
         worker.communicate()
     if words.out:
         from logpast.data import open_tokens
-        from logpast.environment import describe, pick_device
+        from logpast.util.environment import describe, pick_device
 
         table = {
             "what": "ms of a training step and of scoring a batch on a CPU: medians, and of the pairs' ratios",

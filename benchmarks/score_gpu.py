@@ -2,8 +2,8 @@
 
     python benchmarks/score_gpu.py --data wikitext103:test --out results/score_gpu.json
 
-The weights are random: the arithmetic is the same. Times are of `logpast.scoring.score`, windows, sums and the copy to
-the CPU included.
+The weights are random: the arithmetic is the same. Times are those of
+`logpast.evaluation.scoring.score`; cutting windows, summing and copying to the CPU are included.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from logpast.data import open_tokens
-from logpast.environment import describe, pick_device, revision
+from logpast.evaluation.scoring import score
 from logpast.models import LogMemoryConfig, build
-from logpast.scoring import score
+from logpast.util.environment import describe, pick_device, revision
 
 
 def main() -> None:

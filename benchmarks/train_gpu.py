@@ -50,14 +50,14 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from logpast.data import TokenStore, open_tokens
-from logpast.environment import describe, pick_device, revision
-from logpast.errors import UserError
-from logpast.files import make_way
 from logpast.memory import LogMemory
 from logpast.memory.naive import embed
 from logpast.models import LogMemoryConfig, RecentConfig, TransformerConfig
 from logpast.training.config import DataConfig, TrainConfig
 from logpast.training.loop import Run
+from logpast.util.environment import describe, pick_device, revision
+from logpast.util.errors import UserError
+from logpast.util.files import make_way
 
 SLOTS = {"memory": 53, "memory-65k": 65, "memory-1m": 81, "memory-1m-consecutive": 81, "memory-einsum": 53,
          "memory-conv1d": 53, "delta": 53, "plain": 0, "nanogpt": 53}  # fmt: skip

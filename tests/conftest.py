@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-from logpast.data import TokenStore, prepare
+from logpast.data import TokenStore
+from logpast.data.prepare import prepare
+from logpast.ledger.row import append
 from logpast.models import LogMemoryConfig, RecentConfig
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
+from paper_rows import row
 
 TEXT = """In the beginning God created the heaven and the earth. And the earth was without form, and void; and
 darkness was upon the face of the deep. And the Spirit of God moved upon the face of the waters.
@@ -109,3 +113,25 @@ def train_config(tmp_path: Path, store: TokenStore, memory_config: LogMemoryConf
         accelerator="cpu",
         tensorboard=False,
     )
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that would be saved."""
+    found: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *given, **how: found.append(figure))
+    return found
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    folder = tmp_path / "ledger"
+    for slots, sharpness, seed, ppl in (
+        (5, None, 0, 40.0),
+        (5, None, 1, 41.0),
+        (53, None, 0, 39.0),
+        (5, 100, 0, 38.0),
+        (53, 200, 0, 37.0),
+    ):
+        append(folder / "sweep.jsonl", row(slots, sharpness, seed, ppl))
+    return folder

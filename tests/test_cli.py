@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from logpast import cli, files
+from logpast import cli
 from logpast.cli import VERBS, main
 from logpast.data import TokenStore
 from logpast.training import loop
 from logpast.training.checkpoint import find_checkpoint, open_checkpoint, sorted_checkpoints
 from logpast.training.config import TrainConfig
+from logpast.training.recipes import SHIPPED
+from logpast.util import files
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+RECIPES = SHIPPED
 
 
 def run(*words: object) -> int:
@@ -367,7 +369,7 @@ def test_ctrl_c_leaves_no_traceback(wait: float, store: TokenStore, tmp_path: Pa
     ("words", "told"),
     [
         ("eval --checkpoint x --data y --precision f", "--precision cannot be 'f'; it may be 'float32', 'float64'"),
-        ("compare recipes/rivals-toy.yaml --seeds 3", "--seeds cannot be '3'; write \"[3]\""),
+        ("compare rivals-toy --seeds 3", "--seeds cannot be '3'; write \"[3]\""),
     ],
 )
 def test_a_wrong_value_is_told_with_a_right_one(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from logpast.data import TokenStore
-from logpast.errors import UserError
+from logpast.evaluation.scoring import score
 from logpast.generation import _draw, continuations, generate, next_logits
 from logpast.models import (
     CompressiveConfig,
@@ -20,9 +20,9 @@ from logpast.models import (
     TransformerXLRecurrentMemoryConfig,
     build,
 )
-from logpast.scoring import score
 from logpast.training.config import TrainConfig
 from logpast.training.loop import train
+from logpast.util.errors import UserError
 
 SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
 

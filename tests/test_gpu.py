@@ -13,28 +13,29 @@ import torch
 import yaml
 from torch import Tensor
 
+from logpast.comparison import compare as comparison
 from logpast.data import TokenStore
-from logpast.data.windows import Segments
-from logpast.experiments import comparison
-from logpast.experiments.cell import run_cell
-from logpast.experiments.evaluation import evaluate
+from logpast.data.batching import Segments
+from logpast.evaluation.evaluate import evaluate
+from logpast.evaluation.scoring import score
 from logpast.filters import FilterBank
 from logpast.generation import generate
+from logpast.kernels.cuda_graphs import Replay
 from logpast.memory import LogMemory, naive
 from logpast.models import SYSTEMS, LanguageModel, Recurrent, build
-from logpast.replay import Replay
-from logpast.scoring import score
+from logpast.sweeps.cell import run_cell
 from logpast.training.checkpoint import find_checkpoint
-from logpast.training.compiled import compiled
+from logpast.training.compile import compiled
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
 from logpast.training.loop import train
+from logpast.training.recipes import SHIPPED
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-RIVALS = Path(__file__).parents[1] / "recipes" / "rivals-small.yaml"
+RIVALS = SHIPPED / "rivals-small.yaml"
 BOUNDS = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -141,7 +142,7 @@ def test_the_peak_is_this_runs_own(train_config: TrainConfig, books: Path) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_head_is_cross_entropy(dtype: torch.dtype) -> None:
-    from logpast.models import head
+    from logpast.kernels import cross_entropy as head
 
     torch.manual_seed(0)
     hidden, table = (torch.randn(n, 64, device="cuda").to(dtype).requires_grad_() for n in (300, 50304))
@@ -165,7 +166,7 @@ def test_the_head_is_cross_entropy(dtype: torch.dtype) -> None:
 )
 def test_products_are_products(dtype: torch.dtype, back: bool, rows: int, n: int, k: int) -> None:
     """By whichever of the library's kernels: the choice between them, which the clock makes, must not show."""
-    from logpast.models import products
+    from logpast.kernels import matmul as products
 
     torch.manual_seed(0)
     x, weight = torch.randn(rows, n if back else k, device="cuda").to(dtype), torch.randn(n, k, device="cuda").to(dtype)
@@ -192,7 +193,7 @@ def test_products_are_products(dtype: torch.dtype, back: bool, rows: int, n: int
 @pytest.mark.parametrize(("length", "heads", "depth"), [(309, 12, 64), (512, 2, 128), (37, 3, 16), (300, 1, 32)])
 def test_attention_is_attention(dtype: torch.dtype, length: int, heads: int, depth: int) -> None:
     """And the same to the bit when done again."""
-    from logpast.models import attention
+    from logpast.kernels import attention
 
     torch.manual_seed(0)
     packed = torch.randn(3, length, 3 * heads * depth, device="cuda").to(dtype).requires_grad_()
@@ -217,7 +218,9 @@ def test_attention_is_attention(dtype: torch.dtype, length: int, heads: int, dep
 
 def test_a_block_is_that_of_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPT-2 Small's sizes under autocast: costs and gradients with our kernels and without, against float32."""
-    from logpast.models import RecentConfig, attention, build, gelu, norm
+    from logpast.kernels import attention, gelu
+    from logpast.kernels import layer_norm as norm
+    from logpast.models import RecentConfig, build
 
     torch.manual_seed(0)
     model = build(RecentConfig(layers=2, vocabulary=1024)).cuda()
@@ -257,7 +260,8 @@ def test_training_is_that_of_the_cpu(
     train_config: TrainConfig, precision: str, compile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In half precision with our kernels, for which the model is wide enough."""
-    from logpast.models import attention, gelu, norm
+    from logpast.kernels import attention, gelu
+    from logpast.kernels import layer_norm as norm
 
     took = {}
     for module in (attention, gelu, norm):

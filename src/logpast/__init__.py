@@ -9,38 +9,38 @@ Names are imported when they are first used, so that `import logpast` costs noth
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from logpast.errors import UserError
+from logpast.util.errors import UserError
 from logpast.version import __version__
 
 if TYPE_CHECKING:
-    from logpast.data.preparation import open_tokens, prepare
-    from logpast.data.tokens import TokenStore
-    from logpast.experiments.analysis import analyze
-    from logpast.experiments.comparison import compare
-    from logpast.experiments.evaluation import evaluate
-    from logpast.experiments.figures import draw_filters
-    from logpast.experiments.sweep import sweep
+    from logpast.analysis.analyze import analyze
+    from logpast.comparison.compare import compare
+    from logpast.data.prepare import open_tokens, prepare
+    from logpast.data.store import TokenStore
+    from logpast.evaluation.evaluate import evaluate
+    from logpast.evaluation.scoring import score
     from logpast.filters import FilterBank
     from logpast.generation import generate
     from logpast.memory import LogMemory
     from logpast.models import LogMemoryConfig, RecentConfig, build
-    from logpast.scoring import score
+    from logpast.paper.filters_figure import draw_filters
+    from logpast.sweeps.sweep import sweep
     from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
     from logpast.training.loop import train
 
 _HOMES = {
-    "logpast.data.preparation": ("open_tokens", "prepare"),
-    "logpast.data.tokens": ("TokenStore",),
-    "logpast.experiments.analysis": ("analyze",),
-    "logpast.experiments.comparison": ("compare",),
-    "logpast.experiments.evaluation": ("evaluate",),
-    "logpast.experiments.figures": ("draw_filters",),
-    "logpast.experiments.sweep": ("sweep",),
+    "logpast.data.prepare": ("open_tokens", "prepare"),
+    "logpast.data.store": ("TokenStore",),
+    "logpast.analysis.analyze": ("analyze",),
+    "logpast.comparison.compare": ("compare",),
+    "logpast.evaluation.evaluate": ("evaluate",),
+    "logpast.paper.filters_figure": ("draw_filters",),
+    "logpast.sweeps.sweep": ("sweep",),
     "logpast.filters": ("FilterBank",),
     "logpast.generation": ("generate",),
     "logpast.memory": ("LogMemory",),
     "logpast.models": ("LogMemoryConfig", "RecentConfig", "build"),
-    "logpast.scoring": ("score",),
+    "logpast.evaluation.scoring": ("score",),
     "logpast.training.config": ("DataConfig", "OptimizerConfig", "TrainConfig"),
     "logpast.training.loop": ("train",),
 }

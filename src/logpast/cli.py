@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logpast.errors import FULL, UserError, nearest, one_line
+from logpast.util.errors import FULL, UserError, nearest, one_line
 from logpast.version import __version__
 
 if TYPE_CHECKING:
@@ -30,43 +30,35 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "data prepare": Verb("logpast.data.preparation", "prepare", "turn text into a token store", "sources"),
+    "demo": Verb("logpast.demo.demo", "demo", "train a memory model and its control in a few minutes, and compare"),
+    "data prepare": Verb("logpast.data.prepare", "prepare", "turn text into a token store", "sources"),
     "train": Verb("logpast.training.loop", "train", "train a model from a recipe"),
-    "eval": Verb("logpast.experiments.evaluation", "evaluate", "score a model on a text: perplexity, bits per byte"),
-    "compare": Verb(
-        "logpast.experiments.comparison", "compare", "train and score rivals side by side", "recipe", "RECIPE"
-    ),
+    "eval": Verb("logpast.evaluation.evaluate", "evaluate", "score a model on a text: perplexity, bits per byte"),
+    "compare": Verb("logpast.comparison.compare", "compare", "train and score rivals side by side", "recipe", "RECIPE"),
     "analyze": Verb(
-        "logpast.experiments.analysis", "analyze", "show how much of its past a model uses", "checkpoint", "CHECKPOINT"
+        "logpast.analysis.analyze", "analyze", "show how much of its past a model uses", "checkpoint", "CHECKPOINT"
     ),
-    "sweep": Verb("logpast.experiments.sweep", "sweep", "train and score every cell of a grid", "page", "PAGE"),
+    "sweep": Verb("logpast.sweeps.sweep", "sweep", "train and score every cell of a grid", "page", "PAGE"),
     "generate": Verb("logpast.generation", "generate", "write on from a prompt"),
-    "filters": Verb("logpast.experiments.figures", "draw_filters", "draw the filters (the paper's Figures 1 and A1)"),
+    "filters": Verb("logpast.paper.filters_figure", "draw_filters", "draw the filters (the paper's Figures 1 and A1)"),
     "results": Verb(
-        "logpast.experiments.results", "results", "print, filter and plot what was measured", "where", "[WHERE …]"
+        "logpast.ledger.results", "results", "print, filter and plot what was measured", "where", "[WHERE …]"
     ),
-    "results curves": Verb(
-        "logpast.experiments.curves", "curves", "draw what runs learned on their way", "logs", "LOG …"
-    ),
+    "results curves": Verb("logpast.ledger.curves", "curves", "draw what runs learned on their way", "logs", "LOG …"),
     "results comparison": Verb(
-        "logpast.experiments.comparison_table", "show", "print and draw a comparison made before", "rows", "ROWS"
+        "logpast.comparison.table", "show", "print and draw a comparison made before", "rows", "ROWS"
     ),
-    "results pages": Verb("logpast.experiments.pages", "pages", "bring the figures on the pages up to date"),
-    "paper fig1": Verb("logpast.experiments.figures", "fig1", "draw the paper's Figure 1: the filters"),
-    "paper figA1": Verb("logpast.experiments.figures", "fig_a1", "draw its Figure A1: wider and narrower filters"),
+    "paper fig1": Verb("logpast.paper.filters_figure", "fig1", "draw the paper's Figure 1: the filters"),
+    "paper figA1": Verb("logpast.paper.filters_figure", "fig_a1", "draw its Figure A1: wider and narrower filters"),
     "paper results-figure": Verb(
-        "logpast.experiments.results_figure", "results_figure", "draw its results, and ours", "where", "[WHERE …]"
+        "logpast.paper.results_figure", "results_figure", "draw its results, and ours", "where", "[WHERE …]"
     ),
-    "paper table1": Verb("logpast.experiments.paper", "table1", "its Table 1: systems of similar size"),
+    "paper table1": Verb("logpast.paper.tables", "table1", "its Table 1: systems of similar size"),
     "paper tableA1": Verb(
-        "logpast.experiments.paper", "table_a1", "its Table A1: WikiText-103, and ours", "where", "[WHERE …]"
+        "logpast.paper.tables", "table_a1", "its Table A1: WikiText-103, and ours", "where", "[WHERE …]"
     ),
-    "paper tableA2": Verb(
-        "logpast.experiments.paper", "table_a2", "its Table A2: PG-19, and ours", "where", "[WHERE …]"
-    ),
-    "paper accounting": Verb(
-        "logpast.experiments.accounting", "accounting", "what its per-word figures appear to count"
-    ),
+    "paper tableA2": Verb("logpast.paper.tables", "table_a2", "its Table A2: PG-19, and ours", "where", "[WHERE …]"),
+    "paper accounting": Verb("logpast.paper.accounting", "accounting", "what its per-word figures appear to count"),
 }
 
 OVERVIEW = """logpast {version}: a long past for transformers at the price of a short window
@@ -78,7 +70,7 @@ usage: logpast VERB [options]        logpast VERB --help tells more
 From a text to a model that goes on writing it:
 
   logpast data prepare mybooks/ --out data/mine --tokenizer bpe-4096
-  logpast train --config recipes/small-cpu.yaml --data.train data/mine --data.validation other.txt --run runs/mine
+  logpast train --config small-cpu --data.train data/mine --data.validation other.txt --run runs/mine
   logpast eval --checkpoint runs/mine --data unseen.txt
   logpast generate --checkpoint runs/mine --prompt "Once upon a time"
 """

@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from logpast.environment import pick_device
-from logpast.errors import UserError
 from logpast.models import LanguageModel, Recurrent, Transformer
-from logpast.models.transformer import KeyValueCache
+from logpast.models.decoder import KeyValueCache
 from logpast.training.checkpoint import find_checkpoint
-from logpast.typed import typed
+from logpast.util.environment import pick_device
+from logpast.util.errors import UserError
+from logpast.util.validation import typed
 
 
 @typed

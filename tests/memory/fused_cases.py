@@ -5,12 +5,12 @@ bf16 is left to `make test-gpu`: the interpreter's products of bf16 are wrong.
 
 import pytest
 import torch
-from test_memory import BANKS as FEW
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from logpast.filters import FilterBank
 from logpast.memory import LogMemory, fused
+from memory.test_memory import BANKS as FEW
 
 BOUNDS = {torch.float32: 5e-6, torch.float16: 2e-3}
 BANKS = [*FEW, FilterBank(slots=70, sharpness=8, spacing=0.07)]  # more slots than one tile, and wide filters

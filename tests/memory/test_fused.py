@@ -10,7 +10,7 @@ import pytest
 import torch
 
 
-@pytest.mark.parametrize("cases", ["memory/fused_cases.py", "models/kernel_cases.py"])
+@pytest.mark.parametrize("cases", ["memory/fused_cases.py", "kernels/kernel_cases.py"])
 def test_kernels_in_the_interpreter(cases: str) -> None:
     triton = pytest.importorskip("triton", reason="Triton is for Linux")
     version = tuple(map(int, triton.__version__.split(".")[:2]))
@@ -56,7 +56,7 @@ def test_attention_fits_into_shared_memory(capability: int, depth: int) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from logpast.models import attention
+    from logpast.kernels import attention
 
     types = dict.fromkeys(("packed", "mixed", "above", "gradient"), "*bf16") | {"scale": "fp32"}
     types |= dict.fromkeys(("sums", "centres", "parts"), "*fp32")

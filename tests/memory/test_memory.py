@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from logpast.filters import FilterBank
-from logpast.memory import HAS_TRITON, LogMemory, naive, support
+from logpast.kernels.ops import HAS_TRITON
+from logpast.memory import LogMemory, naive, support
 
 # largest error of a slot relative to its largest value, and of the gradient to its largest
 BOUNDS = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}

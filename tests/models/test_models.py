@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from logpast.errors import UserError
 from logpast.filters import FilterBank
 from logpast.models import (
     SYSTEMS,
@@ -19,7 +18,8 @@ from logpast.models import (
     config_to_dict,
     load_gpt2,
 )
-from logpast.models.transformer import through
+from logpast.models.decoder import through
+from logpast.util.errors import UserError
 
 SIZES = {"window": 8, "layers": 2, "heads": 2, "width": 16, "vocabulary": 31}
 MEMORY = LogMemoryConfig(slots=17, sharpness=20, normalize="area", **SIZES)  # horizon 16

@@ -26,11 +26,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from logpast import files
-from logpast.data import TokenStore, open_tokens, prepare
-from logpast.data.windows import Batches
-from logpast.errors import Diverged, UserError
-from logpast.experiments.evaluation import evaluate
+from logpast.data import TokenStore, open_tokens
+from logpast.data.batching import Batches
+from logpast.data.prepare import prepare
+from logpast.evaluation.evaluate import evaluate
+from logpast.evaluation.scoring import score
 from logpast.models import (
     SYSTEMS,
     CompressiveConfig,
@@ -42,14 +42,15 @@ from logpast.models import (
     TransformerXLConfig,
     build,
 )
-from logpast.progress import meter
-from logpast.scoring import score
 from logpast.training import loop
 from logpast.training.checkpoint import find_checkpoint, keep_weights_alone, open_checkpoint, sorted_checkpoints
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.log import Log, last_record, read_log
 from logpast.training.loop import train
 from logpast.training.optimizer import build_optimizer, learning_rate
+from logpast.util import files
+from logpast.util.errors import Diverged, UserError
+from logpast.util.progress import meter
 
 
 def weights(run: Path) -> dict[str, Tensor]:

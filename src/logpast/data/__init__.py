@@ -1,8 +1,8 @@
-"""Text in, token stores out. What a model is shown of them is in `logpast.data.windows`, with torch."""
+"""Text -> token stores. Batches of (history, window, targets) cut from a store are in `batching`, with torch."""
 
-from logpast.data.preparation import open_tokens, prepare
+from logpast.data.prepare import open_tokens
+from logpast.data.store import Counts, Documents, TokenizerInfo, TokenStore, is_store
 from logpast.data.tokenizers import Tokenizer, load_tokenizer, train_bpe
-from logpast.data.tokens import Counts, Documents, TokenizerInfo, TokenStore, is_store
 
 __all__ = [
     "Counts",
@@ -13,6 +13,5 @@ __all__ = [
     "is_store",
     "load_tokenizer",
     "open_tokens",
-    "prepare",
     "train_bpe",
 ]

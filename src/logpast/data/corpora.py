@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from logpast.errors import UserError
+from logpast.util.errors import UserError
 
 BLOCK = 1 << 20  # bytes read at a time
 LONGEST = 4 * BLOCK  # in which WikiText's first title is waited for

@@ -22,7 +22,7 @@ import tiktoken
 import tokenizers as hf
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
-from logpast.errors import UserError
+from logpast.util.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 FILE = "tokenizer.json"

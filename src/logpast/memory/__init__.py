@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
@@ -11,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from logpast.filters import FilterBank
+from logpast.kernels.ops import HAS_TRITON
 from logpast.memory import bag, naive, support
+from logpast.util.precision import accumulation_dtype, full_precision, in_autocast
 
 Lengths = Tensor | Sequence[int]  # a tensor where the module is compiled: a list is part of the program there
 Path = Literal["auto", "naive", "bag", "support", "fused"]
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
     from logpast.memory import fused
 
@@ -78,7 +78,7 @@ class LogMemory(nn.Module):
         embeddings = self._within_horizon(embeddings, "batch", "tokens", "width")
         if lengths is not None:
             embeddings = embeddings.masked_fill(~self._real(embeddings, lengths).unsqueeze(-1), 0)
-        with naive.full_precision(embeddings.device):
+        with full_precision(embeddings.device):
             if self.path == "naive":
                 slots = naive.compress(self.filters, embeddings)
             else:
@@ -104,8 +104,8 @@ class LogMemory(nn.Module):
         if path == "fused" and table.dtype not in fused.DTYPES:
             raise ValueError(f"path 'fused' is for 16- and 32-bit floats, not {table.dtype}; use 'auto'")
         if path == "fused":
-            table = naive.in_autocast(table)  # as any product would; its sums are float32
-        with naive.full_precision(table.device):
+            table = in_autocast(table)  # as any product would; its sums are float32
+        with full_precision(table.device):
             if path == "naive":
                 slots = naive.compress_ids(self.filters, ids, table)
             elif path == "support":
@@ -149,7 +149,7 @@ class LogMemory(nn.Module):
 
     def _lay_out(self) -> None:
         """Build the bank anew on the module's device: a cast to bf16 must not round the filters."""
-        device, dtype = self.filters.device, naive.accumulation_dtype(self.filters.dtype)
+        device, dtype = self.filters.device, accumulation_dtype(self.filters.dtype)
         in_time_order = self.bank.weights[::-1, ::-1].copy()
         tolerance = torch.finfo(dtype).eps
         self._groups = support.groups(self.bank, tolerance)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from logpast.memory.naive import accumulation_dtype
-from logpast.memory.operators import operator
+from logpast.kernels.ops import operator
+from logpast.util.precision import accumulation_dtype
 
 ROWS_BUDGET = 2**21  # elements of embedding rows in flight: histories of a batch are taken in pieces of this size
 

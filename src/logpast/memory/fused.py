@@ -27,7 +27,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from logpast.memory.operators import operator
+from logpast.kernels.ops import operator
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARTS = 2**30  # whole numbers that the power of two above a filter's sum is cut into

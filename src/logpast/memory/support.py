@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from logpast.filters import FilterBank
-from logpast.memory.naive import accumulation_dtype
+from logpast.util.precision import accumulation_dtype
 
 FILTERS_PER_GROUP = 4  # measured: fewer read the history more often, more multiply more zeros
 

@@ -1,34 +1,19 @@
-"""The systems, by the name that recipes and the command line use for them."""
+"""The systems: decoders that share one interface (`base`), built from a config by `registry.build`."""
 
-from __future__ import annotations
-
-from dataclasses import asdict, replace
-from typing import Any
-
-from logpast.errors import UserError, nearest
-from logpast.models.compressive import CompressiveConfig, CompressiveTransformer
-from logpast.models.language_model import LanguageModel, ModelConfig, Recurrent, RecurrentConfig, State
-from logpast.models.log_memory import LogMemoryConfig, LogMemoryTransformer
-from logpast.models.recent import RecentConfig, RecentTransformer
-from logpast.models.recurrent_memory import (
+from logpast.models.base import LanguageModel, ModelConfig, Recurrent, RecurrentConfig, State
+from logpast.models.baselines.compressive import CompressiveConfig, CompressiveTransformer
+from logpast.models.baselines.recurrent_memory import (
     RecurrentMemoryConfig,
     RecurrentMemoryTransformer,
     TransformerXLRecurrentMemory,
     TransformerXLRecurrentMemoryConfig,
 )
-from logpast.models.time_local import TimeLocalConfig, TimeLocalTransformer
-from logpast.models.transformer import Transformer, TransformerConfig, load_gpt2
-from logpast.models.transformer_xl import TransformerXL, TransformerXLConfig
-
-SYSTEMS: dict[str, type[LanguageModel]] = {
-    "log_memory": LogMemoryTransformer,
-    "recent": RecentTransformer,
-    "transformer_xl": TransformerXL,
-    "recurrent_memory": RecurrentMemoryTransformer,
-    "transformer_xl_recurrent_memory": TransformerXLRecurrentMemory,
-    "compressive": CompressiveTransformer,
-    "time_local": TimeLocalTransformer,
-}
+from logpast.models.baselines.time_local import TimeLocalConfig, TimeLocalTransformer
+from logpast.models.baselines.transformer_xl import TransformerXL, TransformerXLConfig
+from logpast.models.decoder import Transformer, TransformerConfig, load_gpt2
+from logpast.models.log_memory import LogMemoryConfig, LogMemoryTransformer
+from logpast.models.recent import RecentConfig, RecentTransformer
+from logpast.models.registry import SYSTEMS, build, config_from_dict, config_to_dict, known_system, system_of
 
 __all__ = [
     "SYSTEMS",
@@ -60,33 +45,3 @@ __all__ = [
     "load_gpt2",
     "system_of",
 ]
-
-
-def known_system(name: str) -> str:
-    if name not in SYSTEMS:
-        raise UserError(f"unknown model {name!r}; {nearest(name, list(SYSTEMS))}")
-    return name
-
-
-def system_of(config: ModelConfig) -> str:
-    """`log_memory`, `recent`, …"""
-    return next(name for name, model in SYSTEMS.items() if model.Config is type(config))
-
-
-def build(config: ModelConfig, tokens: int | None = None) -> LanguageModel:
-    """The model of a config. `tokens`, the tokenizer's size, sets a vocabulary that the config leaves open."""
-    if config.vocabulary is None and tokens is not None:
-        config = replace(config, vocabulary=-(-tokens // 64) * 64)
-    if tokens is not None and config.vocabulary is not None and config.vocabulary < tokens:
-        raise UserError(f"model.vocabulary ({config.vocabulary}) is too small for a tokenizer of {tokens} tokens")
-    return SYSTEMS[system_of(config)](config)
-
-
-def config_to_dict(config: ModelConfig) -> dict[str, Any]:
-    """Plain values, with the system's name first: what recipes and checkpoints hold."""
-    return {"system": system_of(config), **asdict(config)}
-
-
-def config_from_dict(values: dict[str, Any]) -> ModelConfig:
-    system = known_system(values.get("system", "log_memory"))
-    return SYSTEMS[system].Config(**{name: value for name, value in values.items() if name != "system"})

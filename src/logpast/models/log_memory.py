@@ -7,10 +7,10 @@ from functools import cached_property
 
 from torch import Tensor
 
-from logpast.errors import UserError
 from logpast.filters import PAPER_SPACING, FilterBank, Kernel, Normalize
 from logpast.memory import LogMemory
-from logpast.models.transformer import Transformer, TransformerConfig
+from logpast.models.decoder import Transformer, TransformerConfig
+from logpast.util.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logpast.memory.naive import embed
-from logpast.models.transformer import Transformer, TransformerConfig
+from logpast.models.decoder import Transformer, TransformerConfig
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from logpast.data import Tokenizer, load_tokenizer
-from logpast.errors import UserError
-from logpast.files import remove, sha256_of, whole_or_absent, write_whole
 from logpast.models import LanguageModel, State, build
 from logpast.training.config import TrainConfig
+from logpast.util.errors import UserError
+from logpast.util.files import remove, sha256_of, whole_or_absent, write_whole
 
 STEP = re.compile(r"step-\d{8,}")
 FOR_TRAINING = ("optimizer.safetensors", "carried.safetensors")  # what only a run that goes on needs

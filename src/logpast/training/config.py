@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from logpast.data.windows import Streams
-from logpast.errors import UserError
+from logpast.data.batching import Streams
 from logpast.models import LogMemoryConfig, ModelConfig, config_from_dict, config_to_dict
-from logpast.typed import settle
+from logpast.util.errors import UserError
+from logpast.util.validation import settle
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Train a model. Example: logpast train --config recipes/paper-wikitext103.yaml --model.slots 41."""
+    """Train a model. Example: logpast train --config paper-wikitext103 --model.slots 41."""
 
     run: Path
     """the run's folder: checkpoints, log.jsonl, TensorBoard, config.yaml"""

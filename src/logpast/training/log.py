@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from logpast.errors import UserError
-from logpast.files import write_whole
-from logpast.plain import jsonable
+from logpast.util.errors import UserError
+from logpast.util.files import write_whole
+from logpast.util.serialization import jsonable
 
 TAIL = 4096  # bytes: some records
 SHOWN = ("step", "epoch", "loss", "tokens_per_second")  # numbers that every record of training has

@@ -19,21 +19,21 @@ import torch
 from torch import Tensor
 
 from logpast.data import TokenStore, is_store, open_tokens
-from logpast.data.windows import Batch, Batches, Lanes, Segments
-from logpast.environment import describe, revision
-from logpast.errors import Diverged, UserError
-from logpast.memory import HAS_TRITON
-from logpast.metrics import perplexity
+from logpast.data.batching import Batch, Batches, Lanes, Segments
+from logpast.evaluation.metrics import perplexity
+from logpast.evaluation.scoring import score
+from logpast.kernels.cuda_graphs import Replay
+from logpast.kernels.ops import HAS_TRITON
 from logpast.models import Recurrent, State, build
-from logpast.progress import Meter, meter
-from logpast.replay import Replay
-from logpast.scoring import score
 from logpast.training.checkpoint import save_checkpoint
-from logpast.training.compiled import compiled, done_with
+from logpast.training.compile import compiled, done_with
 from logpast.training.config import DataConfig, TrainConfig
-from logpast.training.folder import entered, find_resumption
 from logpast.training.log import Log
 from logpast.training.optimizer import build_optimizer, learning_rate, set_rate
+from logpast.training.run_dir import entered, find_resumption
+from logpast.util.environment import describe, revision
+from logpast.util.errors import Diverged, UserError
+from logpast.util.progress import Meter, meter
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -43,11 +43,11 @@ def train(config: TrainConfig) -> dict[str, Any]:
     """Train a model and keep its best checkpoint.
 
     Examples:
-        logpast train --config recipes/paper-wikitext103.yaml
-        logpast train --config recipes/paper-wikitext103.yaml --model.slots 41 --model.sharpness 150 --run runs/L41
-        logpast train --config recipes/paper-wikitext103.yaml --model recent --run runs/control
-        logpast train --config recipes/small-cpu.yaml --data.train mybook.txt --data.tokenizer bpe-4096
-        logpast train --config recipes/paper-wikitext103.yaml --resume auto
+        logpast train --config paper-wikitext103
+        logpast train --config paper-wikitext103 --model.slots 41 --model.sharpness 150 --run runs/L41
+        logpast train --config paper-wikitext103 --model recent --run runs/control
+        logpast train --config small-cpu --data.train mybook.txt --data.tokenizer bpe-4096
+        logpast train --config paper-wikitext103 --resume auto
 
     Returns:
         The final state, as in the checkpoint's state.json.

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from logpast.errors import UserError, nearest, one_line
 from logpast.models import SYSTEMS, known_system
-from logpast.plain import flat
 from logpast.training.config import TrainConfig
+from logpast.util.errors import UserError, nearest, one_line
+from logpast.util.serialization import flat
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 T = TypeVar("T")
+SHIPPED = Path(__file__).parents[1] / "recipes"
 
 
 class _EachKeyOnce(yaml.SafeLoader):
@@ -34,12 +35,29 @@ class _EachKeyOnce(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def shipped_recipes() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return sorted(file.stem for file in SHIPPED.glob("*.yaml"))
+
+
+def find_recipe(name: Path) -> Path:
+    """A file as it is, or a shipped recipe by its name: `small-cpu`."""
+    if name.exists() or name.suffix or name.name != str(name):
+        return name
+    if name.name not in shipped_recipes():
+        raise UserError(f"no recipe {name}; {nearest(name.name, shipped_recipes())}, or give the path of a YAML file")
+    return SHIPPED / f"{name}.yaml"
+
+
 def read_yaml(file: Path) -> Any:
-    """What a page of YAML holds."""
+    """The content of a YAML file, or of a shipped recipe that is given by name."""
+    file = find_recipe(file)
     try:
         return yaml.load(file.read_text(encoding="utf-8"), _EachKeyOnce)  # a kind of safe loader
     except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}; see the folder recipes/") from None
+        raise UserError(
+            f"cannot read {file}: {error.strerror}; give a YAML file or one of {', '.join(shipped_recipes())}"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
 

@@ -1,0 +1,1 @@
+"""`logpast compare`: train and score several systems under equal conditions."""

@@ -1,0 +1,153 @@
+"""`logpast demo`: does the memory help? One answer on real text, one on a stream whose best possible loss is known.
+
+Each part trains the memory model and its control (the same transformer with the preceding tokens in its slots) at equal
+size, on equal data, for equal steps, with the commands that users have: prepare, train, eval.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from logpast.data.prepare import prepare
+from logpast.demo.page import write_report
+from logpast.demo.topics import Topics
+from logpast.evaluation.evaluate import evaluate
+from logpast.generation import generate
+from logpast.training.log import read_log
+from logpast.training.recipes import read_recipe
+from logpast.util.errors import UserError
+from logpast.util.progress import meter
+from logpast.util.validation import typed
+
+SYSTEMS = {"memory": "log_memory", "control": "recent"}
+STREAMS = {"train": (100, 25_000), "validation": (1, 20_000), "test": (1, 100_000)}  # of topics: how many, how long
+
+
+@dataclass(frozen=True)
+class Part:
+    """One half of the demo: a text in splits, and the recipe to train on it."""
+
+    name: str
+    recipe: str
+    tokenizer: str
+
+
+TEXT = Part("text", "demo", "bpe-2048")
+TOPICS = Part("topics", "demo-topics", "bpe-265")  # 256 bytes, end-of-text and 8 merges: each symbol is one token
+
+
+@typed
+def demo(
+    out: Path = Path("runs/demo"),
+    seed: int = 0,
+    only: Literal["text", "topics"] | None = None,
+    record: Path | None = None,
+    train_options: list[str] | None = None,
+) -> dict[str, Any]:
+    """Does the memory help? Train a memory model and its control side by side, score both, write a report.
+
+    The first part is real text (the King James Bible; `pip install 'logpast[demo]'`), the second a synthetic stream
+    whose best possible loss is known. Takes six to eleven minutes on two cores; the report is OUT/report.html.
+
+    Examples:
+        logpast demo
+        logpast demo --only topics --out runs/topics
+        logpast demo --train_options "[--steps=100]"        # a quick look
+
+    Args:
+        out: the folder to create.
+        seed: seed of the initial parameters and of the order of the windows, for both models.
+        only: run one of the two parts.
+        record: append the scores to this ledger (.jsonl).
+        train_options: more options for `logpast train`.
+
+    Returns:
+        The content of OUT/report.json.
+    """
+    parts = [part for part in (TEXT, TOPICS) if only in (None, part.name)]
+    if out.exists():
+        raise UserError(f"{out} exists already; delete it, or give another folder with --out")
+    results: dict[str, Any] = {"seed": seed}
+    for part in parts:
+        home = out / part.name
+        facts = (prepare_chapters if part is TEXT else prepare_topics)(home)
+        seconds = train_side_by_side(part, home, seed, train_options or [])
+        results[part.name] = facts | {"seconds": seconds} | compare(home, record)
+    if TEXT in parts:
+        results["text"]["sample"] = generate(
+            out / "text" / "memory", prompt="And it came to pass", tokens=150, seed=seed, device="cpu"
+        )
+    (out / "report.json").write_text(json.dumps(results, indent=2) + "\n")
+    write_report(out, results)
+    print(f"\nopen {out / 'report.html'}")
+    return results
+
+
+def prepare_chapters(home: Path) -> dict[str, Any]:
+    """The King James text; whole chapters, drawn at random, are held out for scoring."""
+    stores = prepare(["kjv"], home / "data", TEXT.tokenizer)
+    return {"source": "King James text", "chapters": {store.path.name: len(store.documents) for store in stores}}
+
+
+def prepare_topics(home: Path) -> dict[str, Any]:
+    """Streams of drifting topics as text, a letter a token, and the best possible losses on the test stream."""
+    source, folder, data = Topics(), home / "raw", home / "data"
+    model = read_recipe(Path(TOPICS.recipe))["model"]
+    for seed, (split, (count, length)) in enumerate(STREAMS.items()):
+        (folder / split).mkdir(parents=True)
+        for number in range(count):
+            tokens = source.draw(length, np.random.SeedSequence([seed, number])).tokens
+            text = "".join(f" {'abcdefgh'[token]}" for token in tokens)
+            (folder / split / f"{number:03d}.txt").write_text(text)
+        prepare([str(folder / split)], data / split, str(data / "train") if split != "train" else TOPICS.tokenizer)
+    return {
+        "source": "drifting topics",
+        "parameters": asdict(source),
+        "optimum_given_all": float(source.nats_given_all(tokens).mean()),
+        "optimum_given_recent": float(source.nats_given_recent(tokens, model["slots"], model["window"]).mean()),
+    }
+
+
+def train_side_by_side(part: Part, home: Path, seed: int, options: list[str]) -> float:
+    """Both models at once, each on one core; shows how far they are. Returns the seconds taken."""
+    steps = read_recipe(Path(part.recipe))["steps"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    started, running = time.monotonic(), {}
+    for name, system in SYSTEMS.items():
+        words = ["train", "--config", part.recipe, "--model", system, "--run", home / name, "--seed", seed]
+        words += ["--data.train", home / "data" / "train", "--data.validation", home / "data" / "validation", *options]
+        with (home / f"{name}.log").open("w") as log:
+            command = [sys.executable, "-m", "logpast", *map(str, words)]
+            running[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        with meter(f"training on {part.name}", 2 * steps) as progress:
+            while None in (codes := [process.poll() for process in running.values()]) and not any(codes):
+                last = {name: next(iter(read_log(home / name)[-1:]), {"step": 0}) for name in running}
+                losses = " ".join(f"{n} {r['loss']:.3f}" for n, r in last.items() if "loss" in r)
+                progress.update(sum(r["step"] for r in last.values()), losses)
+                time.sleep(1)
+    finally:
+        for process in running.values():
+            process.terminate()
+            process.wait()
+    for name, code in zip(running, codes, strict=True):  # from before the other was ended because of it
+        if code:
+            raise UserError(f"training the {name} model failed; {home / f'{name}.log'} tells why")
+    return round(time.monotonic() - started, 1)
+
+
+def compare(home: Path, record: Path | None) -> dict[str, Any]:
+    """Both models' figures on the held-out text, and the difference between them."""
+    test = str(home / "data" / "test")
+    control = evaluate(home / "control", test, save_nats=home / "control.npy", record=record, device="cpu")
+    memory = evaluate(home / "memory", test, against=home / "control.npy", record=record, device="cpu")
+    return {"memory": memory, "control": control}

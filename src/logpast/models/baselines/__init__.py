@@ -1,0 +1,1 @@
+"""Other systems with a long past, one file per system."""

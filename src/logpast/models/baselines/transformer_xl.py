@@ -1,0 +1,170 @@
+"""Transformer-XL: each layer also attends to what it was given in the segments before.
+
+A layer's inputs at the last `memory` positions are cached, without gradient, and stand before the segment's own. As a
+cached position has no fixed place in a sequence, attention goes by distance: with q, k the query and key of positions i
+and j, r the projected sinusoid of the distance i − j, and two biases u and v that all layers share,
+
+    score = ((q + u)·k + (q + v)·r) / √(d per head)
+
+The blocks are GPT-2's, LayerNorm first, as in the other systems of this house; the paper's come with LayerNorm last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from logpast.kernels.dispatch import gelu_linear
+from logpast.memory.naive import embed
+from logpast.models.base import Recurrent, RecurrentConfig, State
+from logpast.util.precision import accumulation_dtype, in_autocast
+
+
+@dataclass(frozen=True)
+class TransformerXLConfig(RecurrentConfig):
+    """Transformer-XL."""
+
+    memory: int = 256
+    """positions before the segment that each layer remembers while it is trained"""
+    memory_when_scoring: int | None = None
+    """the same while scoring and writing; by default as in training"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least(memory=0)
+        if self.memory_when_scoring is not None:
+            self._at_least(memory_when_scoring=0)
+
+
+class RelativeAttention(nn.Module):
+    """Causal attention by content and by distance."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.distance = nn.Linear(width, width, bias=False)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, context: Tensor, length: int, biases: Tensor, visible: Tensor) -> Tensor:
+        """The last `length` of the context's places (B, K, d) attend to those that are visible (B, 1, length, K)."""
+        key, value = (self._by_head(part) for part in self.key_value(context).chunk(2, dim=-1))
+        shares = self.shares(context, key, length, biases, visible)
+        return self.out((shares.to(value.dtype) @ value).transpose(1, 2).flatten(2))
+
+    def shares(self, context: Tensor, key: Tensor, length: int, biases: Tensor, visible: Tensor) -> Tensor:
+        """How they share out their attention, (B, heads, length, K).
+
+        Spelled out: with PyTorch's memory-efficient attention, which takes such scores, losses became NaN on a GPU.
+        """
+        size = context.shape[1]
+        query = self._by_head(self.query(context[:, size - length :]))
+        distances = self._by_head(self.distance(sinusoids(size, context)).unsqueeze(0))
+        to_content, to_distance = biases
+        by_content = (query + to_content) @ key.mT
+        by_distance = self.of_distances((query + to_distance) @ distances.mT)
+        kind = accumulation_dtype(by_content.dtype)
+        scores = (by_content.to(kind) + by_distance.to(kind)) * query.shape[-1] ** -0.5
+        return scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+
+    def of_distances(self, scores: Tensor) -> Tensor:
+        """Scores (…, T, K) of distances, farthest first, to those of keys."""
+        return by_place(scores)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+def sinusoids(size: int, like: Tensor) -> Tensor:
+    """(size, d): sine and cosine of the distances size − 1 … 0 at frequencies 10000^(−2i/d)."""
+    width = like.shape[-1]
+    distance = torch.arange(size - 1, -1, -1, device=like.device, dtype=torch.float32)
+    frequency = 10000 ** -(torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width)
+    angle = distance[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :width].to(like.dtype)
+
+
+def by_place(scores: Tensor) -> Tensor:
+    """Scores (…, T, K) by distance, farthest first, to scores by key: row i is moved so that distance 0 is at place i.
+
+    What comes to stand after a row's own place is of no meaning; causality hides it.
+    """
+    *batch, length, size = scores.shape
+    padded = F.pad(scores, (1, 0)).reshape(*batch, size + 1, length)
+    return padded[..., 1:, :].reshape(*batch, length, size)
+
+
+class XLBlock(nn.Module):
+    """GPT-2's block with a past."""
+
+    def __init__(self, width: int, heads: int, mlp: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = RelativeAttention(width, heads)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_in = nn.Linear(width, mlp)
+        self.mlp_out = nn.Linear(mlp, width)
+
+    def forward(self, x: Tensor, memory: Tensor, biases: Tensor, visible: Tensor) -> Tensor:
+        context = self.attention_norm(torch.cat([memory, x], dim=1))
+        x = x + self.attention(context, x.shape[1], biases, visible)
+        return x + self.mlp_out(gelu_linear(self.mlp_norm(x), self.mlp_in))
+
+
+class TransformerXL(Recurrent):
+    Config = TransformerXLConfig
+    config: TransformerXLConfig
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config)
+        width, heads = config.width, config.heads
+        self.biases = nn.Parameter(torch.empty(2, heads, 1, width // heads))  # u and v
+        self.blocks = nn.ModuleList(XLBlock(width, heads, config.mlp or 4 * width) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(width)
+        self.initialise()
+        nn.init.normal_(self.biases, std=0.02)
+
+    @property
+    def remembered(self) -> int:
+        """Positions that each layer remembers: scoring may have its own number."""
+        config = self.config
+        if self.training or config.memory_when_scoring is None:
+            return config.memory
+        return config.memory_when_scoring
+
+    @property
+    def attention_length(self) -> int:
+        return self.remembered + self.window
+
+    def start(self, batch: int) -> State:
+        like = self.table.weight
+        memory = like.new_zeros(batch, self.config.layers, self.remembered, self.config.width)
+        return {"memory": memory, "filled": torch.zeros(batch, dtype=torch.int64, device=like.device)}
+
+    def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
+        x = in_autocast(embed(self.table.weight, tokens))
+        visible = seen_by_each(x.shape[1], state["memory"].shape[2], state["filled"])
+        x, after = self.through(x, state, visible)
+        return self.norm(x), after, x.new_zeros(len(x), dtype=torch.float32)
+
+    def through(self, x: Tensor, state: State, visible: Tensor, own: slice = slice(None)) -> tuple[Tensor, State]:
+        """What the blocks make of x (B, T, d) behind the cache, and the cache with the places `own` of it taken up."""
+        memory, filled, kept = state["memory"], state["filled"], []
+        for number, block in enumerate(self.blocks):
+            past, new = memory[:, number].to(x.dtype), x[:, own]
+            kept.append(torch.cat([past, new], dim=1)[:, new.shape[1] :].detach())
+            x = block(x, past, self.biases, visible)
+        filled = (filled + new.shape[1]).clamp(max=memory.shape[2])
+        return x, {"memory": torch.stack(kept, dim=1).to(memory.dtype), "filled": filled}
+
+
+def seen_by_each(length: int, remembered: int, filled: Tensor) -> Tensor:
+    """(B, 1, length, remembered + length): a place sees itself, what is before it, and what the memory really holds."""
+    place = torch.arange(remembered + length, device=filled.device)
+    causal = place <= remembered + torch.arange(length, device=filled.device).unsqueeze(1)
+    real = place >= remembered - filled.unsqueeze(1)
+    return (causal & real.unsqueeze(1)).unsqueeze(1)

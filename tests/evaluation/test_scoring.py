@@ -1,0 +1,227 @@
+"""The contract of scoring: the nats of every token, each once, whatever the batch size."""
+
+import gc
+import math
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logpast.data import TokenStore
+from logpast.data.batching import Segments
+from logpast.evaluation import scoring
+from logpast.evaluation.scoring import Reading, figures, per_document, score
+from logpast.filters import FilterBank
+from logpast.models import SYSTEMS, LogMemoryConfig, RecentConfig, Recurrent, Transformer, TransformerXLConfig, build
+from logpast.models.decoder import through
+
+SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
+CONFIGS = {
+    "log_memory": LogMemoryConfig(slots=13, sharpness=10, **SIZES),
+    "recent": RecentConfig(slots=3, **SIZES),
+    "plain": RecentConfig(slots=0, **SIZES),
+}
+
+
+def model_of(name: str) -> Transformer:
+    torch.manual_seed(0)
+    model = build(CONFIGS[name]).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+def store_of(lengths: list[int], seed: int = 0) -> TokenStore:
+    ids = np.random.default_rng(seed).integers(0, 12, sum(lengths))
+    return TokenStore.in_memory(np.split(ids, np.cumsum(lengths)[:-1]), size=13, eot=12)
+
+
+@torch.no_grad()
+def brute_force(model: Transformer, stream: list[int], stride: int | None = None) -> list[float]:
+    """Token by token from the definition: no batches, no padding, no shared code but the transformer's blocks."""
+    table, m, slots = model.table.weight, model.window, model.slots
+    nats = []
+    for target in range(1, len(stream)):
+        start = 0
+        while start + m < target:  # the first window that has it among what it predicts
+            start += stride or m
+        before = stream[:start]
+        front = torch.zeros(slots, table.shape[1], dtype=table.dtype)
+        if isinstance(model.config, LogMemoryConfig):
+            bank = FilterBank(slots=slots, sharpness=model.config.sharpness)
+            for i in range(slots):
+                for lag in range(1, min(len(before), bank.horizon) + 1):
+                    front[slots - 1 - i] += bank.weights[i, lag - 1] * table[before[-lag]]
+            front = torch.nn.functional.layer_norm(
+                front, front.shape[1:], model.memory.norm.weight, model.memory.norm.bias, 1e-5
+            )
+        else:
+            for lag in range(1, min(len(before), slots) + 1):
+                front[slots - lag] = table[before[-lag]]
+        x = torch.cat([front, table[stream[start:target]]]) + model.positions.weight[: slots + target - start]
+        logits = table @ through(model.blocks, x.unsqueeze(0), model.norm)[0, -1]
+        nats.append(float(torch.logsumexp(logits, 0) - logits[stream[target]]))
+    return nats
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("streams", ["corpus", "document"])
+def test_brute_force_agrees(name: str, streams: str) -> None:
+    model, store = model_of(name), store_of([17, 5, 1, 22])
+    documents = np.split(store.tokens, store.documents.start[1:]) if streams == "document" else [store.tokens]
+    expected = [nat for document in documents for nat in brute_force(model, [12, *map(int, document)])]
+    ours = score(model, store, model.window, model.history, 3, streams)  # type: ignore[arg-type]
+    np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("streams", ["corpus", "document"])
+@pytest.mark.parametrize("stride", [1, 2, 3, 4])
+def test_brute_force_agrees_on_overlapping_windows(name: str, streams: str, stride: int) -> None:
+    model, store = model_of(name), store_of([17, 5, 1, 22])
+    documents = np.split(store.tokens, store.documents.start[1:]) if streams == "document" else [store.tokens]
+    expected = [nat for document in documents for nat in brute_force(model, [12, *map(int, document)], stride)]
+    ours = score(model, store, model.window, model.history, 3, streams, stride=stride)  # type: ignore[arg-type]
+    np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-13)
+    again = score(model, store, model.window, model.history, 7, streams, stride=stride)  # type: ignore[arg-type]
+    np.testing.assert_allclose(again, ours, rtol=1e-12, atol=1e-13)
+    some = score(model, store, model.window, model.history, 3, streams, limit=20, stride=stride)  # type: ignore[arg-type]
+    assert 20 <= len(some) < 20 + model.window
+    np.testing.assert_allclose(some, ours[: len(some)], rtol=1e-12, atol=1e-13)
+
+
+def test_a_recurrent_model_has_no_overlapping_windows() -> None:
+    model = build(TransformerXLConfig(memory=3, **SIZES))
+    with pytest.raises(ValueError, match="each token once"):
+        score(model, store_of([9]), 4, 0, stride=2)
+
+
+@pytest.mark.parametrize("system", [name for name, kind in SYSTEMS.items() if issubclass(kind, Recurrent)])
+def test_rows_of_ended_streams_change_nothing(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a segment is replayed and has one shape; the replaying itself takes a GPU (test_gpu.py)."""
+    torch.manual_seed(0)
+    model = build(SYSTEMS[system].Config(**SIZES)).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    store = store_of([30, 3, 17, 1, 9, 40, 5, 22, 6, 11, 30, 2])
+    made, shapes = [], []
+
+    def replay(read: Callable[[Segments], torch.Tensor]) -> Callable[[Segments], torch.Tensor]:
+        def again(batch: Segments) -> torch.Tensor:
+            shapes.append(len(batch.tokens))
+            return read(batch)
+
+        made.append(again)
+        return again
+
+    plain = score(model, store, 4, 0, 6, "document")
+    monkeypatch.setattr(scoring, "Replay", replay)
+    monkeypatch.setattr(scoring, "Reading", lambda model, replayed: Reading(model, replayed=True))
+    padded = score(model, store, 4, 0, 6, "document")
+    assert sorted(set(shapes)) == [1, 3, 6]
+    assert len(made) == 3  # for two groups of streams
+    np.testing.assert_allclose(padded, plain, rtol=1e-12)
+
+
+def test_what_was_read_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, not when garbage is collected: on a GPU it is gigabytes."""
+    made = []
+
+    class Noted(Reading):
+        def __init__(self, model: Recurrent, replayed: bool) -> None:
+            super().__init__(model, replayed)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(scoring, "Reading", Noted)
+    gc.disable()
+    try:
+        score(build(TransformerXLConfig(memory=3, **SIZES)), store_of([9, 5, 3]), 4, 0, 2, "document")
+        assert [read() for read in made] == [None]
+    finally:
+        gc.enable()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    batch_sizes=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    streams=st.sampled_from(["corpus", "document"]),
+    name=st.sampled_from(list(CONFIGS)),
+)
+@settings(deadline=None, max_examples=40)
+def test_nats_do_not_depend_on_the_batch_size(
+    lengths: list[int], batch_sizes: tuple[int, int], streams: str, name: str
+) -> None:
+    model, store = model_of(name), store_of(lengths)
+    first, second = (score(model, store, model.window, model.history, b, streams) for b in batch_sizes)  # type: ignore[arg-type]
+    assert len(first) == len(store)
+    assert (first > 0).all()
+    np.testing.assert_allclose(first, second, rtol=1e-12, atol=1e-13)
+
+
+def test_float32_sums_agree_to_1e_6() -> None:
+    model, store = model_of("log_memory").float(), store_of([500])
+    totals = [math.fsum(score(model, store, 4, model.history, size)) for size in (1, 7, 64)]
+    assert totals == pytest.approx([totals[0]] * 3, rel=1e-6)
+
+
+def test_ranks_share_the_work() -> None:
+    model, store = model_of("log_memory"), store_of([103])
+    whole = score(model, store, 4, model.history, 5)
+    parts = [score(model, store, 4, model.history, 5, share=(rank, 3)) for rank in range(3)]
+    np.testing.assert_allclose(sum(parts), whole, rtol=1e-12)
+    assert all((part > 0).sum() < len(store) for part in parts)
+
+
+@pytest.mark.parametrize(("limit", "scored"), [(1, 4), (4, 4), (5, 8), (101, 103), (999, 103)])
+def test_limit_stops_after_a_window(limit: int, scored: int) -> None:
+    model, store = model_of("recent"), store_of([103])
+    whole = score(model, store, 4, model.history)
+    some = score(model, store, 4, model.history, limit=limit)
+    np.testing.assert_allclose(some, whole[:scored], rtol=1e-12)
+
+
+def test_limit_counts_tokens_also_where_documents_are_short() -> None:
+    model, store = model_of("recent"), store_of([3] * 20)
+    some = score(model, store, 4, model.history, streams="document", limit=31)
+    np.testing.assert_allclose(some, score(model, store, 4, model.history, streams="document")[:33], rtol=1e-12)
+
+
+def test_scoring_leaves_the_model_in_its_mode() -> None:
+    model = model_of("recent")
+    for mode in (True, False):
+        model.train(mode)
+        score(model, store_of([9]), 4, model.history)
+        assert model.training is mode
+
+
+def test_figures_and_intervals() -> None:
+    store = store_of([30, 10, 20])
+    nats = np.random.default_rng(0).exponential(1.0, 60)
+    result = figures(nats, store)
+    assert result["nats"] == pytest.approx(nats.sum())
+    assert result["tokens"] == 60
+    assert result["unscored"] == 0
+    assert result["words_eos"] == 63
+    assert result["ppl_token"] == pytest.approx(math.exp(nats.sum() / 60))
+    assert result["bits_per_byte"] == pytest.approx(nats.sum() / 60 / math.log(2))
+    for name, (low, high) in result["interval"].items():
+        assert low < result[name] < high
+    assert result["by_document"]["tokens"] == [30, 10, 20]
+    assert result["by_document"]["nats"] == pytest.approx(
+        [nats[:30].sum(), nats[30:40].sum(), nats[40:].sum()], abs=1e-3
+    )
+    assert "interval" not in figures(nats[:30], store_of([30]))
+    many = store_of([1] * (scoring.KEPT + 1))
+    assert "by_document" not in figures(np.ones(len(many)), many)
+
+
+def test_per_document_within_a_span() -> None:
+    store = store_of([30, 10, 20])
+    nats = np.arange(60.0)
+    sums, counts = per_document(nats, store, slice(25, 45))
+    assert counts.tolist() == [5, 10, 5]
+    assert sums.tolist() == [nats[25:30].sum(), nats[30:40].sum(), nats[40:45].sum()]

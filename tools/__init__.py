@@ -1,0 +1,1 @@
+"""Tools for this repository alone; not part of the wheel."""
