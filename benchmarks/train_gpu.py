@@ -57,7 +57,7 @@ from logpast.training.config import DataConfig, TrainConfig
 from logpast.training.loop import Run
 from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import UserError
-from logpast.util.files import make_way
+from logpast.util.files import ensure_writable
 
 SLOTS = {"memory": 53, "memory-65k": 65, "memory-1m": 81, "memory-1m-consecutive": 81, "memory-einsum": 53,
          "memory-conv1d": 53, "delta": 53, "plain": 0, "nanogpt": 53}  # fmt: skip
@@ -322,7 +322,7 @@ def supervise(words: argparse.Namespace) -> None:
     """All cases in one process, for its start is slow; where one kills it, the rest in another."""
     if "nanogpt" in words.cases and not (words.nanogpt and (words.nanogpt / "model.py").is_file()):
         raise UserError("the case nanogpt needs --nanogpt, a checkout of nanoGPT; or leave it out with --cases")
-    make_way(words.out)
+    ensure_writable(words.out)
     words.out.unlink(missing_ok=True)
     left, store = list(words.cases), open_tokens(words.data)
     while left:
@@ -365,7 +365,7 @@ def draw(table: dict[str, Any], out: Path) -> None:
     """Left, what each system trains on in a second; right, the price of a longer past."""
     from matplotlib.figure import Figure
 
-    make_way(out)
+    ensure_writable(out)
     rows = {row["case"]: row for row in table["rows"] if "ms" in row}
     figure = Figure(figsize=(13, 5), layout="constrained")
     bars, past = figure.subplots(1, 2)

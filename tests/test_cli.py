@@ -330,7 +330,7 @@ def test_full_disk_while_saving(
         "--checkpoint_every=1",
         "--keep=9",
     ]
-    sync, calls = files.sync, []
+    sync, calls = files.fsync, []
 
     def full(path: Path) -> None:
         calls.append(path)

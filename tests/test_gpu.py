@@ -25,7 +25,7 @@ from logpast.memory import LogMemory, naive
 from logpast.models import SYSTEMS, LanguageModel, Recurrent, build
 from logpast.sweeps.cell import run_cell
 from logpast.training.checkpoint import find_checkpoint
-from logpast.training.compile import compiled
+from logpast.training.compile import compile_model
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
 from logpast.training.loop import train
@@ -295,7 +295,7 @@ def test_a_compiled_system_has_the_gradients_of_a_plain_one(train_config: TrainC
     config = replace(rivals[name], layers=2, vocabulary=1024)
     torch.manual_seed(0)
     plain = build(config).cuda()
-    fast = compiled(copy.deepcopy(plain), train_config, torch.device("cuda"))
+    fast = compile_model(copy.deepcopy(plain), train_config, torch.device("cuda"))
     shape = (8, getattr(config, "segments", 1), config.window)
     past, tokens, targets = (torch.randint(0, 1024, shape, device="cuda") for _ in range(3))
     fresh = torch.zeros(shape[:2], dtype=torch.bool, device="cuda")

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from logpast.ledger import row as ledger
-from logpast.util.errors import UserError, nearest
-from logpast.util.files import write_whole
-from logpast.util.serialization import flat
+from logpast.util.errors import UserError, suggest
+from logpast.util.files import atomic_write
+from logpast.util.serialization import flatten
 from tools.views import VIEWS, read_table
 
 BEGIN, END = "<!-- results: ", "<!-- end -->"
@@ -43,7 +43,7 @@ def pages(root: Path = Path("."), check: bool = False) -> list[Path]:
     if check and changed:
         raise UserError(f"{_differences(changed[0], texts, fresh)}; `make pages` fixes it")
     for page in changed:
-        write_whole(page, fresh[page])
+        atomic_write(page, fresh[page])
         print(f"brought up to date: {page}")
     count = sum(len(MARKED.findall(text)) for text in fresh.values())
     print(f"{count} places on {len(found)} pages are as results/ have them")
@@ -52,7 +52,7 @@ def pages(root: Path = Path("."), check: bool = False) -> list[Path]:
 
 def _text(page: Path) -> str:
     """Line breaks as they are."""
-    with ledger.sound(f"{page} is not UTF-8", "save it as such"):
+    with ledger.reading(f"{page} is not UTF-8", "save it as such"):
         return page.read_bytes().decode("utf-8")
 
 
@@ -92,7 +92,7 @@ def _differences(page: Path, texts: dict[Path, str], fresh: dict[Path, str]) -> 
 def view(name: str, results: Path, line: str) -> str:
     """What belongs between the marks of this name."""
     try:
-        with ledger.sound(f"{name!r} cannot be made of what is in {results}", "mend the file"):
+        with ledger.reading(f"{name!r} cannot be made of what is in {results}", "mend the file"):
             return VIEWS[name](results) if name in VIEWS else _value(name, results)
     except FileNotFoundError as error:
         raise UserError(f"{line}: {name!r} needs {error.filename}, which is not there; bring it back") from None
@@ -104,11 +104,11 @@ def _value(name: str, results: Path) -> str:
     """FILE:PLACE:FORMAT"""
     file, *rest = name.split(":", 2)
     if len(rest) != 2:
-        raise UserError(f"unknown view {name!r}; {nearest(name, list(VIEWS))}")
+        raise UserError(f"unknown view {name!r}; {suggest(name, list(VIEWS))}")
     place, form = rest
-    values = flat(read_table(results, file))
+    values = flatten(read_table(results, file))
     if place not in values:
-        raise UserError(f"{file} has no {place!r}; {nearest(place, list(values))}")
+        raise UserError(f"{file} has no {place!r}; {suggest(place, list(values))}")
     try:
         return format(values[place], form)
     except (TypeError, ValueError) as error:

@@ -20,7 +20,7 @@ from logpast.ledger.curves import above, read_curve
 from logpast.paper import ours as beside
 from logpast.paper import printed
 from logpast.paper.accounting import accounting_table
-from logpast.reporting.tables import Table, markdown
+from logpast.reporting.tables import Table, as_markdown
 from logpast.util.errors import UserError
 
 View = Callable[[Path], str]  # from results/ to what stands on a page
@@ -40,8 +40,8 @@ def read_table(results: Path, file: str) -> dict[str, Any]:
             for line in lines
         }
     place = results / f"{file}.json"
-    with ledger.sound(f"{place} is not a table of results"):
-        found: dict[str, Any] = ledger.parsed(place.read_text(encoding="utf-8"))
+    with ledger.reading(f"{place} is not a table of results"):
+        found: dict[str, Any] = ledger.parse_json(place.read_text(encoding="utf-8"))
     return found
 
 
@@ -84,7 +84,7 @@ def _demo_text(results: Path) -> str:
         for group in (memory, control)
     ]
     apart = _spread([one["against"]["nats_per_token"] for one in memory], "+.4f")
-    return markdown(Table(heads, [*rows, ["mean (standard deviation over seeds)", *means, apart, ""]]))
+    return as_markdown(Table(heads, [*rows, ["mean (standard deviation over seeds)", *means, apart, ""]]))
 
 
 def topics(results: Path) -> tuple[dict[str, float], dict[str, list[float]]]:
@@ -110,7 +110,7 @@ def _demo_topics(results: Path) -> str:
         trained("control", "recent"),
     ]
     last = "mean − second optimum (standard error over seeds)"
-    return markdown(Table(["", *(f"seed {seed}" for seed in range(seeds)), last], rows))
+    return as_markdown(Table(["", *(f"seed {seed}" for seed in range(seeds)), last], rows))
 
 
 def _demo_summary(results: Path) -> str:
@@ -123,7 +123,7 @@ def _demo_summary(results: Path) -> str:
         [f"drifting topics, nats above the best that the control's view allows ({len(nats['recent'])} seeds)",
          *(_spread(values, "+.4f").replace("-", "−") for values in above.values())],
     ]  # fmt: skip
-    return markdown(Table(["small models, equal size, text and steps", "memory", "control"], rows))
+    return as_markdown(Table(["small models, equal size, text and steps", "memory", "control"], rows))
 
 
 CASES = {
@@ -146,7 +146,7 @@ def _train_gpu(results: Path) -> str:
          f"{row['loss_tokens_per_s']:,}", f"{row['share']:.1%}", f"{row['peak_gib']:.1f}"]
         for row in read_table(results, "train_gpu")["rows"]
     ]  # fmt: skip
-    return markdown(Table(["", "positions", "ms", "loss tokens/s", "share", "GiB"], rows))
+    return as_markdown(Table(["", "positions", "ms", "loss tokens/s", "share", "GiB"], rows))
 
 
 def _train_gpu_ratios(results: Path) -> str:
@@ -180,7 +180,7 @@ def _memory_gpu(results: Path) -> str:
          f"{row['both_ms']:.3f}" if "both_ms" in row else "", str(row.get("extra_gib", ""))]
         for row in read_table(results, "memory_gpu")["rows"]
     ]  # fmt: skip
-    return markdown(Table(["way", "tokens, past (distinct)", "forward", "forward + backward", "GiB"], rows))
+    return as_markdown(Table(["way", "tokens, past (distinct)", "forward", "forward + backward", "GiB"], rows))
 
 
 def _score_gpu(results: Path) -> str:
@@ -209,7 +209,7 @@ def _fast_step(results: Path) -> str:
 
 def _comparison(name: str) -> View:
     """The table of a comparison whose rows are kept under this name."""
-    return lambda results: markdown(comparison_table.table(_rows(results, name)))
+    return lambda results: as_markdown(comparison_table.table(_rows(results, name)))
 
 
 def _speeds(results: Path) -> str:
@@ -246,7 +246,7 @@ def _paper_line_ends(results: Path) -> str:
 
 
 def _accounting(results: Path) -> str:
-    return markdown(accounting_table())
+    return as_markdown(accounting_table())
 
 
 def _ours(results: Path) -> str:
@@ -257,7 +257,7 @@ def _ours(results: Path) -> str:
         if table is None:
             parts.append(f"{corpus}: not measured yet.")
         else:
-            parts += [f"{corpus}, perplexity per token/per word:", markdown(table), "  \n".join(table.notes)]
+            parts += [f"{corpus}, perplexity per token/per word:", as_markdown(table), "  \n".join(table.notes)]
     return "\n\n".join(parts)
 
 
@@ -344,7 +344,7 @@ def _on_the_way(results: Path, file: str) -> str:
     quarters = [f"{part * millions:.{digits}f}–{(part + 1) * millions:.{digits}f}M tokens" for part in range(parts)]
     heads = ["trained on", "times", "weights", "k", "L", "seed", *quarters, "validation", "test", "test, familiar"]
     filled = [place for place in range(len(heads)) if any(row[place] for row in rows)]
-    return markdown(Table([heads[place] for place in filled], [[row[place] for place in filled] for row in rows]))
+    return as_markdown(Table([heads[place] for place in filled], [[row[place] for place in filled] for row in rows]))
 
 
 def _analyses(results: Path, name: str) -> dict[str, dict[str, Any]]:
@@ -372,7 +372,7 @@ def _where_gained(results: Path, name: str) -> str:
         *rows([f"position in the window: {place}" for place in places], "position", "binned"),
         *rows([f"last occurrence: {kind}" for kind in kinds], "last_seen", "where"),
     ]
-    return markdown(Table(["tokens", "share", *(f"gain, {seed}" for seed in seeds)], lines))
+    return as_markdown(Table(["tokens", "share", *(f"gain, {seed}" for seed in seeds)], lines))
 
 
 def _how_far_back(results: Path, name: str) -> str:
@@ -385,7 +385,7 @@ def _how_far_back(results: Path, name: str) -> str:
         for seed, each in seeds.items()
         if way in each["lags"]  # older ones have no other pasts
     }
-    return markdown(Table(["beyond lag", *columns], [*zip(map(str, lags), *columns.values(), strict=True)]))
+    return as_markdown(Table(["beyond lag", *columns], [*zip(map(str, lags), *columns.values(), strict=True)]))
 
 
 def _column(part: dict[str, Any], what: str) -> list[str]:
@@ -404,7 +404,7 @@ VIEWS: dict[str, View] = {
     "score-gpu": _score_gpu,
     "fast-step": _fast_step,
     **{name: _comparison(name) for name in COMPARISONS},
-    "rivals-pg19-short": lambda results: markdown(comparison_table.short(_rows(results, "rivals-pg19"))),
+    "rivals-pg19-short": lambda results: as_markdown(comparison_table.short(_rows(results, "rivals-pg19"))),
     "rivals-pg19-speeds": _speeds,
     "paper-best": _paper_best,
     "paper-all-counted": _paper_all_counted,

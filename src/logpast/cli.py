@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logpast.util.errors import FULL, UserError, nearest, one_line
+from logpast.util.errors import DISK_FULL, UserError, one_line, suggest
 from logpast.version import __version__
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as error:
-        if error.filename is None and error.errno not in FULL:
+        if error.filename is None and error.errno not in DISK_FULL:
             raise  # not about a file: a fault of ours
-        fix = "; make room, or write elsewhere" if error.errno in FULL else ""
+        fix = "; make room, or write elsewhere" if error.errno in DISK_FULL else ""
         print(f"logpast: {error.filename or 'the disk'}: {error.strerror}{fix}", file=sys.stderr)
         code = 2
     sys.exit(code)
@@ -142,7 +142,7 @@ def _verb_in(argv: list[str]) -> str:
             return name
     *first, word = argv[:2] if _group(argv[0]) else argv[:1]
     known = [name.removeprefix(f"{argv[0]} ") for name in _group(argv[0])] or list(VERBS)  # of two words, the second
-    raise UserError(f"unknown verb {' '.join([*first, word])!r}; {nearest(word, known)}")
+    raise UserError(f"unknown verb {' '.join([*first, word])!r}; {suggest(word, known)}")
 
 
 def _group(word: str) -> list[str]:
@@ -194,7 +194,7 @@ def _parse(parser: ArgumentParser, argv: list[str]) -> dict[str, Any]:
     for word in argv:
         option = word.partition("=")[0].removesuffix("+")
         if option.startswith("--") and " " not in word and option not in known:
-            raise UserError(f"unknown option {option}; {nearest(option, known)}")
+            raise UserError(f"unknown option {option}; {suggest(option, known)}")
     for place, word in enumerate(argv):
         if word in bools and [*argv, ""][place + 1] not in ("true", "false"):
             argv[place] = f"{word}=true"  # --dry_run alone is enough

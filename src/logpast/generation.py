@@ -21,10 +21,10 @@ from logpast.models.decoder import KeyValueCache
 from logpast.training.checkpoint import find_checkpoint
 from logpast.util.environment import pick_device
 from logpast.util.errors import UserError
-from logpast.util.validation import typed
+from logpast.util.validation import validate_arguments
 
 
-@typed
+@validate_arguments
 def generate(
     checkpoint: Path,
     prompt: str = "",

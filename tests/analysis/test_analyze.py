@@ -34,7 +34,7 @@ from logpast.training.checkpoint import find_checkpoint
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
 from logpast.util.errors import UserError
-from logpast.util.files import alone
+from logpast.util.files import exclusive_lock
 
 SIZES = {"window": 8, "layers": 1, "heads": 2, "width": 16}
 MODELS: dict[str, ModelConfig] = {
@@ -711,7 +711,7 @@ def test_an_interrupted_analysis_goes_on(
     save_file({"nats": np.zeros(3)}, hidden / "slot 3 silent.safetensors")  # not one of ours
     shutil.copy(hidden / "slot 1 silent.safetensors", hidden / "slot 2 silent.safetensors")
 
-    with alone(hidden):  # a second one at the same time
+    with exclusive_lock(hidden):  # a second one at the same time
         assert "another command is at work in" in error_of(capsys, *ask)
     stop_after, whole = 999, json.loads((done / "analysis.json").read_text())
     with passes.safe_open(hidden / "model.safetensors", "numpy") as file:
@@ -744,7 +744,7 @@ def already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
             analyze(*given, **{"out": tmp_path / "out", "limit": 50, "finest": 1, "device": "cpu"} | how)
         return "".join(text for text in said if "done already" in text)
 
-    monkeypatch.setattr(passes.Meter, "say", lambda _, text: said.append(text))
+    monkeypatch.setattr(passes.ProgressBar, "say", lambda _, text: said.append(text))
     monkeypatch.setattr("logpast.analysis.analyze._write", interrupt)
     return do
 

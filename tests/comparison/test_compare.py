@@ -30,7 +30,7 @@ from logpast.models import SYSTEMS, RecentConfig, TransformerXLConfig
 from logpast.sweeps import cell
 from logpast.training.config import TrainConfig
 from logpast.util.errors import Diverged, UserError
-from logpast.util.files import alone
+from logpast.util.files import exclusive_lock
 
 TRAIN, TEST = {"name": "a", "sha256": "1"}, {"name": "b", "sha256": "2"}
 
@@ -77,7 +77,7 @@ def test_all_systems_in_one_table(page: Path, tmp_path: Path, monkeypatch: pytes
         assert row["scores"]["by_document"]["unseen"] == [0] * 3  # trained and scored on the same text
         assert row["comparison"]["learning_rate"] in (1e-3, 1e-2)
         assert row["comparison"]["tokens_per_second"] > 0
-        assert row["recipe_hash"] == ledger.hash_of(row["recipe"])
+        assert row["recipe_hash"] == ledger.hash_recipe(row["recipe"])
         optimizer = row["recipe"]["optimizer"]
         assert optimizer["learning_rate"] == row["comparison"]["learning_rate"]
         assert optimizer["final_learning_rate"] == pytest.approx(optimizer["learning_rate"] / 10)
@@ -165,7 +165,7 @@ def test_a_damaged_search_is_done_again(page: Path, tmp_path: Path, damaged: str
 @pytest.mark.parametrize("row", ["{}", "[]", "3", '{"comparison": {}, "seed": 0, "scores": {}}'])
 def test_rows_of_something_else_are_told(page: Path, tmp_path: Path, row: str) -> None:
     (tmp_path / "rows.jsonl").write_text(row + "\n")
-    comparison.write_whole(tmp_path / "recipe.json", told_by(page))
+    comparison.atomic_write(tmp_path / "recipe.json", told_by(page))
     with pytest.raises(UserError, match=r"a row that is no comparison's|is not a row"):
         compare(page, tmp_path)
     assert not (tmp_path / "search").exists()
@@ -257,7 +257,7 @@ def test_one_comparison_at_a_time(page: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(comparison, "train", never)
     out = tmp_path / "out"
     out.mkdir()
-    with alone(out), pytest.raises(UserError, match=f"at work in {out} .process {os.getpid()} on"):
+    with exclusive_lock(out), pytest.raises(UserError, match=f"at work in {out} .process {os.getpid()} on"):
         compare(page, out)
     assert not (out / "recipe.json").exists()
 

@@ -359,7 +359,7 @@ def test_killed_in_the_middle(end: signal.Signals, tmp_path: Path) -> None:
 
 
 def test_a_store_that_appears_meanwhile_is_left(books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sync = files.sync
+    sync = files.fsync
 
     def meanwhile(path: Path) -> None:
         (books / "out").mkdir(exist_ok=True)

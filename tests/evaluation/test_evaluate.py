@@ -18,7 +18,7 @@ from logpast.evaluation import evaluate as evaluation
 from logpast.evaluation.evaluate import evaluate
 from logpast.ledger import row as ledger
 from logpast.models import LanguageModel, LogMemoryConfig, RecentConfig
-from logpast.training.config import DataConfig, TrainConfig, recipe
+from logpast.training.config import DataConfig, TrainConfig, recorded_settings
 from logpast.training.loop import train
 from logpast.util import files
 from logpast.util.errors import UserError
@@ -236,7 +236,7 @@ def test_ledger_row_has_all_that_is_needed(run: Path, books: Path, tmp_path: Pat
 
 def test_recipe_hash_ignores_where_and_how_often_and_nothing_else(train_config: TrainConfig) -> None:
     def named(config: TrainConfig) -> str:
-        return ledger.hash_of(recipe(config))
+        return ledger.hash_recipe(recorded_settings(config))
 
     assert named(train_config) == named(replace(train_config, run=Path("x"), log_every=7, keep=9))
     assert named(train_config) != named(replace(train_config, seed=1))

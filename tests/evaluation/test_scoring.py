@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from logpast.data import TokenStore
 from logpast.data.batching import Segments
 from logpast.evaluation import scoring
-from logpast.evaluation.scoring import Reading, figures, per_document, score
+from logpast.evaluation.scoring import RecurrentScorer, compute_metrics, per_document, score
 from logpast.filters import FilterBank
 from logpast.models import SYSTEMS, LogMemoryConfig, RecentConfig, Recurrent, Transformer, TransformerXLConfig, build
-from logpast.models.decoder import through
+from logpast.models.decoder import run_blocks
 
 SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
 CONFIGS = {
@@ -63,7 +63,7 @@ def brute_force(model: Transformer, stream: list[int], stride: int | None = None
             for lag in range(1, min(len(before), slots) + 1):
                 front[slots - lag] = table[before[-lag]]
         x = torch.cat([front, table[stream[start:target]]]) + model.positions.weight[: slots + target - start]
-        logits = table @ through(model.blocks, x.unsqueeze(0), model.norm)[0, -1]
+        logits = table @ run_blocks(model.blocks, x.unsqueeze(0), model.norm)[0, -1]
         nats.append(float(torch.logsumexp(logits, 0) - logits[stream[target]]))
     return nats
 
@@ -120,7 +120,7 @@ def test_rows_of_ended_streams_change_nothing(system: str, monkeypatch: pytest.M
 
     plain = score(model, store, 4, 0, 6, "document")
     monkeypatch.setattr(scoring, "Replay", replay)
-    monkeypatch.setattr(scoring, "Reading", lambda model, replayed: Reading(model, replayed=True))
+    monkeypatch.setattr(scoring, "Reading", lambda model, replayed: RecurrentScorer(model, replayed=True))
     padded = score(model, store, 4, 0, 6, "document")
     assert sorted(set(shapes)) == [1, 3, 6]
     assert len(made) == 3  # for two groups of streams
@@ -131,7 +131,7 @@ def test_what_was_read_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, not when garbage is collected: on a GPU it is gigabytes."""
     made = []
 
-    class Noted(Reading):
+    class Noted(RecurrentScorer):
         def __init__(self, model: Recurrent, replayed: bool) -> None:
             super().__init__(model, replayed)
             made.append(weakref.ref(self))
@@ -201,7 +201,7 @@ def test_scoring_leaves_the_model_in_its_mode() -> None:
 def test_figures_and_intervals() -> None:
     store = store_of([30, 10, 20])
     nats = np.random.default_rng(0).exponential(1.0, 60)
-    result = figures(nats, store)
+    result = compute_metrics(nats, store)
     assert result["nats"] == pytest.approx(nats.sum())
     assert result["tokens"] == 60
     assert result["unscored"] == 0
@@ -214,9 +214,9 @@ def test_figures_and_intervals() -> None:
     assert result["by_document"]["nats"] == pytest.approx(
         [nats[:30].sum(), nats[30:40].sum(), nats[40:].sum()], abs=1e-3
     )
-    assert "interval" not in figures(nats[:30], store_of([30]))
+    assert "interval" not in compute_metrics(nats[:30], store_of([30]))
     many = store_of([1] * (scoring.KEPT + 1))
-    assert "by_document" not in figures(np.ones(len(many)), many)
+    assert "by_document" not in compute_metrics(np.ones(len(many)), many)
 
 
 def test_per_document_within_a_span() -> None:

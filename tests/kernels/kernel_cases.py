@@ -150,7 +150,7 @@ def test_without_gradients_they_are_left_alone(monkeypatch: pytest.MonkeyPatch) 
     """Scoring and generation use the libraries' kernels; attention with a cache does in any case."""
     monkeypatch.setattr(attention_kernels, "fits", lambda *given: pytest.fail("asked for"))
     model = build(SMALL)
-    transformer.through(model.blocks, torch.randn(1, 4, 16), model.norm, transformer.KeyValueCache())
+    transformer.run_blocks(model.blocks, torch.randn(1, 4, 16), model.norm, transformer.KeyValueCache())
     for module in (gelu_kernels, norm_kernels):
         monkeypatch.setattr(module, "fits", lambda *given: pytest.fail("asked for"))
     with torch.no_grad():

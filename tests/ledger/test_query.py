@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from logpast.ledger import row as ledger
-from logpast.ledger.query import Entry, chosen, condition, read
+from logpast.ledger.query import Entry, parse_condition, read, select
 from logpast.models import build, config_from_dict
 from logpast.util.errors import UserError
 
@@ -19,7 +19,7 @@ RUN: dict[str, Any] = {
 
 
 def asked(where: list[str]) -> list[Entry]:
-    return chosen(read(HERE), [condition(word) for word in where])
+    return select(read(HERE), [parse_condition(word) for word in where])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from logpast.cli import main
 from logpast.ledger import row as ledger
 from logpast.ledger.results import results
-from logpast.reporting.plots import look
+from logpast.reporting.plots import line_style
 from logpast.util import files
 from logpast.util.errors import UserError
 
@@ -225,7 +225,7 @@ def test_no_two_lines_look_alike(tmp_path: Path, drawn: list[Figure]) -> None:
     results(folder=HERE, plot=tmp_path / "q.png")
     lines = [line for line in drawn[0].axes[0].lines if line.get_marker() == "None"]
     assert len(lines) > 40
-    assert len({str(look(number)) for number in range(len(lines))}) == len(lines)
+    assert len({str(line_style(number)) for number in range(len(lines))}) == len(lines)
 
 
 def test_reading_does_not_wait_for_torch() -> None:

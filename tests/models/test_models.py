@@ -18,7 +18,7 @@ from logpast.models import (
     config_to_dict,
     load_gpt2,
 )
-from logpast.models.decoder import through
+from logpast.models.decoder import run_blocks
 from logpast.util.errors import UserError
 
 SIZES = {"window": 8, "layers": 2, "heads": 2, "width": 16, "vocabulary": 31}
@@ -147,7 +147,7 @@ def test_slots_stand_before_the_window_oldest_first() -> None:
         for i in reversed(range(17))
     ], dim=1)  # fmt: skip
     x = torch.cat([model.memory.norm(slots), table[tokens]], dim=1) + model.positions.weight
-    expected = through(model.blocks, x, model.norm)[:, 17:] @ table.T
+    expected = run_blocks(model.blocks, x, model.norm)[:, 17:] @ table.T
     torch.testing.assert_close(model(history, tokens), expected)
 
 

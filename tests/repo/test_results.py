@@ -21,7 +21,7 @@ def test_rows_are_whole() -> None:
         for row in ledger.read(file):
             assert re.fullmatch(r"[0-9a-f]{40}", row["trained_at_revision"])
             assert row["scores"]["unscored"] == 0
-            assert row["recipe_hash"] == ledger.hash_of(row["recipe"])
+            assert row["recipe_hash"] == ledger.hash_recipe(row["recipe"])
     for file in RESULTS.glob("*.json"):
         assert re.fullmatch(r"[0-9a-f]{40}", json.loads(file.read_text())["revision"])
 

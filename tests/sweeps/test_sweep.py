@@ -37,7 +37,7 @@ from logpast.training.config import DataConfig, TrainConfig
 from logpast.training.log import read_log
 from logpast.training.recipes import SHIPPED
 from logpast.util.errors import UserError
-from logpast.util.files import alone
+from logpast.util.files import exclusive_lock
 
 RECIPES = SHIPPED
 SYSTEMS = {"delta": {"model.system": "recent"}, "k20": {"model.sharpness": 20}}
@@ -670,7 +670,7 @@ def test_one_sweep_at_a_time(page: Changed, pretend: Callable[..., Pretended]) -
     place, runner = page(), pretend()
     out = place.parent / "out"
     out.mkdir()
-    with alone(out), pytest.raises(UserError, match=f"at work in {out} .process {os.getpid()} on"):
+    with exclusive_lock(out), pytest.raises(UserError, match=f"at work in {out} .process {os.getpid()} on"):
         sweep(place, out)
     assert not runner.begun
     sweep(place, out)

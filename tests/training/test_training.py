@@ -43,14 +43,14 @@ from logpast.models import (
     build,
 )
 from logpast.training import loop
-from logpast.training.checkpoint import find_checkpoint, keep_weights_alone, open_checkpoint, sorted_checkpoints
+from logpast.training.checkpoint import drop_optimizer_state, find_checkpoint, open_checkpoint, sorted_checkpoints
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.log import Log, last_record, read_log
 from logpast.training.loop import train
 from logpast.training.optimizer import build_optimizer, learning_rate
 from logpast.util import files
 from logpast.util.errors import Diverged, UserError
-from logpast.util.progress import meter
+from logpast.util.progress import progress_bar
 
 
 def weights(run: Path) -> dict[str, Tensor]:
@@ -115,7 +115,7 @@ class NoDoubles(TorchDispatchMode):
 
 def test_nothing_on_the_device_is_in_double_precision(train_config: TrainConfig) -> None:
     run = loop.Run(train_config)
-    with NoDoubles(), meter("test", 1) as progress:
+    with NoDoubles(), progress_bar("test", 1) as progress:
         run.step(next(run.batches_to_come()))
         run.report()
         run.validate(progress)
@@ -319,7 +319,7 @@ def test_one_run_at_a_time_in_a_folder(train_config: TrainConfig, tmp_path: Path
     recipe.write_text(yaml.safe_dump(replace(again, devices=2).to_dict()))
     command = [sys.executable, "-m", "logpast", "train", "--config", str(recipe)]
     before = (train_config.run / "log.jsonl").read_bytes()
-    with files.alone(train_config.run):
+    with files.exclusive_lock(train_config.run):
         with pytest.raises(UserError, match=f"another command is at work in {train_config.run} .process {os.getpid()}"):
             train(again)
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -476,7 +476,7 @@ def test_weights_alone_are_enough_for_a_finished_run(train_config: TrainConfig, 
     before = {folder.name: open_checkpoint(folder).weights() for folder in sorted_checkpoints(config.run)}
     first, last = sorted_checkpoints(config.run)
     (first / "model.safetensors").write_bytes(b"")
-    keep_weights_alone(config.run)
+    drop_optimizer_state(config.run)
     assert (first / "optimizer.safetensors").exists()  # it is damaged, and left as it is
     assert not [*last.glob("optimizer*"), *last.glob("carried*")]
     kept = find_checkpoint(config.run)

@@ -12,7 +12,7 @@ from logpast.util import progress
 def test_lines_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = iter([0.0, 30.0, 61.0, 61.0, 62.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress.board("job", "done", "loss") as board:
+    with progress.job_board("job", "done", "loss") as board:
         board.say("one: begins")
         for share in ("10%", "20%", "30%"):
             board.update("0 of 2", [["one", share, "3.1"], ["two", share, "3.2"]])
@@ -45,7 +45,7 @@ def test_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", screen)
-    with progress.board("job", "done") as board:
+    with progress.job_board("job", "done") as board:
         board.update("1 of 2", [["two", "40%"]])
     for word in ("1 of 2", "job", "two", "40%"):
         assert word in screen.getvalue()

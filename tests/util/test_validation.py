@@ -12,7 +12,7 @@ import logpast
 from logpast import DataConfig, LogMemoryConfig, OptimizerConfig, TokenStore, TrainConfig, UserError, evaluate, train
 from logpast.cli import VERBS
 from logpast.models import CompressiveConfig
-from logpast.util.validation import settled
+from logpast.util.validation import validate_value
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_wrong_word_is_told(make: Any, message: str) -> None:
     ],
 )
 def test_values_as_their_types_have_them(value: Any, kind: Any, expected: Any) -> None:
-    found = settled("name", value, kind)
+    found = validate_value("name", value, kind)
     assert found == expected
     assert type(found) is type(expected)
 
@@ -97,7 +97,7 @@ def test_names_are_listed_before_they_are_loaded() -> None:
 
 
 def test_nothing_is_a_value_only_where_it_says_something() -> None:
-    assert settled("steps", None, int | None) is None
-    assert settled("anything", None, Any) is None
+    assert validate_value("steps", None, int | None) is None
+    assert validate_value("anything", None, Any) is None
     with pytest.raises(UserError, match="batch_size is empty; give it a value, or leave it out"):
-        settled("batch_size", None, int)
+        validate_value("batch_size", None, int)

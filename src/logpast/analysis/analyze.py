@@ -44,16 +44,16 @@ from logpast.models import LanguageModel, system_of
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
 from logpast.util.environment import code_sha256, describe, revision
 from logpast.util.errors import UserError
-from logpast.util.files import make_way, sha256_of, unfinished, whole_or_absent, write_whole
-from logpast.util.progress import Meter, meter
-from logpast.util.serialization import as_json, jsonable
-from logpast.util.validation import typed
+from logpast.util.files import atomic_folder, atomic_write, ensure_writable, sha256_of, temporary_path
+from logpast.util.progress import ProgressBar, progress_bar
+from logpast.util.serialization import json_safe, to_json
+from logpast.util.validation import validate_arguments
 from logpast.version import __version__
 
 DECIMALS = 8  # of a nat: more than any interval is worth, and can be read
 
 
-@typed
+@validate_arguments
 def analyze(
     checkpoint: Path,
     data: str | None = None,
@@ -115,7 +115,7 @@ def analyze(
     if os.path.lexists(out):
         again = f"draw its page again with `logpast analyze {out}`, delete it, or " if is_analysis(out) else ""
         raise UserError(f"{out} exists already; {again}give another folder with --out")
-    make_way(out)
+    ensure_writable(out)
     place = device_for(device, precision)
     store = open_tokens(data, found.load_tokenizer(), cache)
     window = found.config.model.window
@@ -137,8 +137,8 @@ def analyze(
         "documents": hashlib.sha256(store.documents.tokens.tobytes()).hexdigest(), "device": place.type,
     }  # fmt: skip
     total = int(sum(one.cost for kind in plan.values() for one in kind))
-    with kept_passes(unfinished(out, "passes"), plan, decisive, models) as done:
-        with meter("analyzing", total, int(done.cost)) as progress:
+    with kept_passes(temporary_path(out, "passes"), plan, decisive, models) as done:
+        with progress_bar("analyzing", total, int(done.cost)) as progress:
             frequent = _counted(found, store, counts, cache, progress)
             try:
                 nats = run(plan, done, store, streams, batch_size, place, precision, progress)
@@ -160,10 +160,10 @@ def analyze(
             "model": about_model,
             "control": about_rival,
         }
-        result = jsonable(about) | jsonable(parts, DECIMALS)
+        result = json_safe(about) | json_safe(parts, DECIMALS)
         _write(out, result, {name: each for kind in nats.values() for name, each in kind.items()}, precision)
         done.clear()
-    write_whole(out / PAGE, draw(result))  # last: a page that cannot be drawn takes no figures away
+    atomic_write(out / PAGE, draw(result))  # last: a page that cannot be drawn takes no figures away
     _report(result, out)
     return result
 
@@ -189,7 +189,7 @@ def _control(
 
 
 def _counted(
-    found: Checkpoint, store: TokenStore, counts: str | None, cache: Path | None, progress: Meter
+    found: Checkpoint, store: TokenStore, counts: str | None, cache: Path | None, progress: ProgressBar
 ) -> TokenStore:
     """The text that says how frequent a token is."""
     if counts is not None:
@@ -216,8 +216,8 @@ def _identity(found: Checkpoint, model: LanguageModel, store: TokenStore) -> dic
 def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision: str) -> None:
     kind = np.float64 if precision == "float64" else np.float32
     try:
-        with whole_or_absent(out) as folder:
-            (folder / JSON).write_text(as_json(result) + "\n", encoding="utf-8")
+        with atomic_folder(out) as folder:
+            (folder / JSON).write_text(to_json(result) + "\n", encoding="utf-8")
             save_file({name: each.astype(kind) for name, each in nats.items()}, folder / NATS)
     except FileExistsError:
         raise UserError(f"{out} has come to exist meanwhile; give another folder with --out") from None
@@ -228,10 +228,10 @@ def _draw_again(finished: Path, asked: list[str]) -> dict[str, Any]:
         options = " and ".join(f"--{name}" for name in asked)
         raise UserError(f"{finished} is a finished analysis, whose page is drawn again; give a model, or no {options}")
     result = read_analysis(finished)
-    with ledger.sound(f"{finished} is not an analysis that can be drawn", "analyze the model anew"):
+    with ledger.reading(f"{finished} is not an analysis that can be drawn", "analyze the model anew"):
         page = draw(result)
     place = folder_of(finished) / PAGE
-    write_whole(place, page)
+    atomic_write(place, page)
     print(f"open {place}")
     return result
 

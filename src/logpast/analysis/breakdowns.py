@@ -22,7 +22,7 @@ from logpast.analysis.saved import WAYS, Kept
 from logpast.data import TokenStore
 from logpast.data.batching import Streams
 from logpast.evaluation import metrics
-from logpast.evaluation.scoring import figures
+from logpast.evaluation.scoring import compute_metrics
 from logpast.evaluation.vocabulary import UNSEEN, occurrences, unseen
 from logpast.models import LanguageModel, LogMemoryTransformer, Transformer
 
@@ -95,8 +95,8 @@ def _of_tokens(nats: Nats, text: Text, model: LanguageModel, rival: Rival | None
     return {
         "intervals": f"95 %, bootstrap over {what}",
         "scores": {
-            "model": figures(ours, store),
-            "control": figures(theirs, store) if theirs is not None else None,
+            "model": compute_metrics(ours, store),
+            "control": compute_metrics(theirs, store) if theirs is not None else None,
             "all": sides.by_kind(np.zeros_like(place), 1),
         },
         "position": {

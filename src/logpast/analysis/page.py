@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from logpast.reporting.html import COLOURS, picture, table, wrapped
-from logpast.reporting.plots import unframed
+from logpast.reporting.html import COLOURS, html_image, html_page, html_table
+from logpast.reporting.plots import remove_frame
 
 Part = dict[str, Any]
 
@@ -40,7 +40,7 @@ def draw(result: Part) -> str:
         "<p class='note'>All figures are in <code>analysis.json</code> beside this page, which can be drawn from it "
         "again (<code>logpast analyze FOLDER</code>); nats of single tokens are in <code>nats.safetensors</code>.</p>",
     ]
-    return wrapped(f"{result['model']['run']} on {result['data']['name']}", "\n".join(sections))
+    return html_page(f"{result['model']['run']} on {result['data']['name']}", "\n".join(sections))
 
 
 def _opening(result: Part) -> str:
@@ -66,7 +66,8 @@ def _opening(result: Part) -> str:
     return (
         f"<h1>{html.escape(result['model']['run'])} on {html.escape(data['name'])}</h1>"
         f"<p>{data['tokens']:,} tokens in {data['documents']:,} documents, each token scored once "
-        f"({result['settings']['precision']}, streams by {result['settings']['streams']}).</p>{table(head, rows)}{gain}"
+        f"({result['settings']['precision']}, streams by {result['settings']['streams']}).</p>"
+        f"{html_table(head, rows)}{gain}"
         f"<p class='note'>Intervals: {result['intervals']}, unless a part says otherwise. Differences are between the "
         f"nats of the same tokens. Code at revision {html.escape(result['revision'])}, {result['recorded']}, on "
         f"{html.escape(result['hardware']['name'])}, {result['seconds']:,.0f} s.</p>"
@@ -97,12 +98,12 @@ def _documents(part: Part) -> str:
                 for i, lag in enumerate(next(iter(changed.values()))["lag"])
             ]
             past += f"<p>Nats lost per token, {label}, of the first tokens of the text:</p>"
-            past += table(["d", *heads], lost)
+            past += html_table(["d", *heads], lost)
     return (
         "<h2>Familiar documents, and others</h2>"
         f"<p>Others are documents of which more than {part['most_unseen']:.0%} of the tokens never stand in "
         f"{html.escape(part['counted_in'])}: what models make of such tokens was never learned, so that chance weighs "
-        f"more there.</p>{table(head, rows)}{past}"
+        f"more there.</p>{html_table(head, rows)}{past}"
     )
 
 
@@ -169,7 +170,7 @@ def _by_token(part: Part, everything: Part) -> str:
             share = f"{each['gain'] / total:+.1%}" if total > 0 else "–"
             counts = [f"{each[name]:,}" for name in ("places", "documents")]
             rows.append([f"<code>{_visible(each['token'])}</code>", *counts, f"{each['gain']:+,.1f}", share])
-        tables += table(head, rows)
+        tables += html_table(head, rows)
     return (
         "<h2>Tokens that gain and lose most</h2>"
         "<p>The gain of a token, summed over all places where it stands. Those of few documents are words that a text "
@@ -222,7 +223,7 @@ def _last_seen(part: Part, model: Part, control: Part | None) -> str:
         "bin of its latest earlier occurrence in the stream, counted back from the start of the window. A model that "
         "expects words of its past again gains on those that do recur and pays on those that do not: the bins are to "
         f"be read together. {SHARES} {LEFT_OUT}",
-        table(head, rows),
+        html_table(head, rows),
     )
 
 
@@ -350,12 +351,12 @@ def _stride(part: Part) -> str:
         "tokens of its window in sight. The numbers say how many times as many windows are read. Every other figure of "
         f"this page is at the largest stride. Intervals: {part['intervals']}."
         + (f" The control is not shown: {html.escape(part['control_absent'])}." if "control_absent" in part else ""),
-        table(["", "stride", "cost", "ppl_token", "change, nats per token"], rows),
+        html_table(["", "stride", "cost", "ppl_token", "change, nats per token"], rows),
     )
 
 
 def _section(title: str, figure: Any, text: str, more: str = "") -> str:
-    return f"<h2>{title}</h2>\n{picture(figure, title)}\n<p>{text}</p>{more}"
+    return f"<h2>{title}</h2>\n{html_image(figure, title)}\n<p>{text}</p>{more}"
 
 
 def _missing(title: str, part: Part) -> str:
@@ -367,7 +368,7 @@ def _panels(two: bool) -> tuple[Any, Any, Any]:
 
     figure = Figure(figsize=(10, 3.7), layout="constrained")
     axes = figure.subplots(1, 2 if two else 1, squeeze=False)[0]
-    unframed(*axes)
+    remove_frame(*axes)
     return figure, axes[0], axes[1] if two else None
 
 

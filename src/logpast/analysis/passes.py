@@ -38,9 +38,9 @@ from logpast.evaluation.evaluate import arithmetic
 from logpast.evaluation.scoring import score
 from logpast.models import LanguageModel, Transformer
 from logpast.util.errors import UserError
-from logpast.util.files import alone, write_whole
-from logpast.util.progress import Meter
-from logpast.util.serialization import as_json
+from logpast.util.files import atomic_write, exclusive_lock
+from logpast.util.progress import ProgressBar
+from logpast.util.serialization import to_json
 
 Array = NDArray[np.float64]
 Nats = dict[str, dict[str, Array]]  # as the plan has them: kind -> the name of a pass -> of each token
@@ -115,7 +115,7 @@ class Done:
                     self._add(one, file.get_tensor("nats"), float(told["seconds"]))
 
     def keep(self, one: Pass, nats: Array, seconds: float) -> None:
-        write_whole(self._file(one), save({"nats": nats}, {"of": self._of(one), "seconds": f"{seconds:.3f}"}))
+        atomic_write(self._file(one), save({"nats": nats}, {"of": self._of(one), "seconds": f"{seconds:.3f}"}))
         self._add(one, nats, seconds)
 
     def clear(self) -> None:
@@ -131,7 +131,7 @@ class Done:
 
     def _of(self, one: Pass) -> str:
         own = {"pass": one.name, "model": self.models[one.model], "tokens": one.tokens}  # the name says the rest
-        return as_json(self.about | own)
+        return to_json(self.about | own)
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def kept_passes(
 ) -> Iterator[Done]:
     """Those that are done, for one process at a time; where none is, nothing stays."""
     folder.mkdir(exist_ok=True)
-    with alone(folder):
+    with exclusive_lock(folder):
         done = Done(folder, plan, about, models)
         try:
             yield done
@@ -157,7 +157,7 @@ def run(
     batch_size: int,
     device: torch.device,
     precision: str,
-    progress: Meter,
+    progress: ProgressBar,
 ) -> Nats:
     """Score the text again and again behind one progress bar, but for passes that are done."""
     if done.nats:
@@ -178,7 +178,7 @@ def run(
     return {kind: {one.name: done.nats[one.name] for one in passes} for kind, passes in plan.items()}
 
 
-def _show(progress: Meter, name: str, done: float, share: float, tokens: int) -> None:
+def _show(progress: ProgressBar, name: str, done: float, share: float, tokens: int) -> None:
     progress.update(int(done + share * tokens), name)
 
 

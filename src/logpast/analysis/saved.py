@@ -37,8 +37,8 @@ def is_analysis(path: Path) -> bool:
 def read_analysis(path: Path) -> dict[str, Any]:
     """What stands in a finished analysis: its folder, or its analysis.json."""
     finished = folder_of(path) / JSON
-    with ledger.sound(f"{finished} is not an analysis that can be read", "analyze the model anew"):
-        result: dict[str, Any] = ledger.parsed(finished.read_text(encoding="utf-8"))
+    with ledger.reading(f"{finished} is not an analysis that can be read", "analyze the model anew"):
+        result: dict[str, Any] = ledger.parse_json(finished.read_text(encoding="utf-8"))
         if result["format"] != FORMAT:
             raise ValueError(f"it says {result['format']!r}, not {FORMAT!r}")
     return result

@@ -28,19 +28,19 @@ from logpast.comparison.table import draw, short, table
 from logpast.data import TokenStore, open_tokens
 from logpast.data.batching import Lanes, Streams, Windows
 from logpast.ledger import row as ledger
-from logpast.ledger.documents import check
-from logpast.ledger.row import sound
+from logpast.ledger.documents import validate_documents
+from logpast.ledger.row import reading
 from logpast.models import SYSTEMS, LanguageModel, ModelConfig, RecurrentConfig, build, known_system
-from logpast.reporting.tables import aligned
-from logpast.reporting.tables import page as markdown_page
+from logpast.reporting.tables import as_markdown_page as markdown_page
+from logpast.reporting.tables import as_text
 from logpast.sweeps.cell import free_memory, run_cell, tokens_per_second
-from logpast.training.checkpoint import keep_weights_alone
+from logpast.training.checkpoint import drop_optimizer_state
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
-from logpast.training.recipes import checked, find_recipe, read_yaml
+from logpast.training.recipes import find_recipe, read_yaml, validate_section
 from logpast.util.errors import Diverged, UserError
-from logpast.util.files import alone, make_way, remove, write_whole
-from logpast.util.validation import settle, typed
+from logpast.util.files import atomic_write, ensure_writable, exclusive_lock, remove_folder
+from logpast.util.validation import validate_arguments, validate_fields
 
 Budget = Literal["tokens", "time"]
 TOLERANCE = 0.02  # how far numbers of weights may be apart
@@ -75,7 +75,7 @@ class Recipe:
     batch_size_when_scoring: int = 16
 
     def __post_init__(self) -> None:
-        settle(self)
+        validate_fields(self)
         for name in ("systems", "learning_rates", "seeds"):
             if not getattr(self, name):
                 raise UserError(f"{name} is empty; give at least one")
@@ -117,7 +117,7 @@ def _file_name(system: str) -> str:
     return re.sub(r"[^\w.+ -]+", "_", system)
 
 
-@typed
+@validate_arguments
 def compare(
     recipe: Path,
     out: Path | None = None,
@@ -168,8 +168,8 @@ def compare(
     # all now, for a mistake in a name should not cost a training
     texts = {"train": store} | {name: open_tokens(getattr(plan, name), store.path) for name in ("validation", "test")}
     contestants = _contestants(plan, store)
-    make_way(out / "rows.jsonl")
-    with alone(out):
+    ensure_writable(out / "rows.jsonl")
+    with exclusive_lock(out):
         hashes = {name: text.sha256 for name, text in texts.items()}
         _same_plan(plan, hashes, out)
         try:
@@ -205,9 +205,9 @@ def _compare(
         rows.sort(key=lambda row: (order.index(row["comparison"]["system"]), row["seed"]))
         of_budget = "" if budget == "tokens" else f"-{budget}"
         page, plot = out / f"table{of_budget}.md", out / f"plot{of_budget}.png"
-        with sound(f"{out / 'rows.jsonl'} is damaged", "remove the row, or give another --out"):
-            write_whole(page, markdown_page(table(rows)))
-            print(aligned(short(rows)))
+        with reading(f"{out / 'rows.jsonl'} is damaged", "remove the row, or give another --out"):
+            atomic_write(page, markdown_page(table(rows)))
+            print(as_text(short(rows)))
             draw(rows, plot)
         print(f"{page}, {plot}, rows in {out / 'rows.jsonl'}")
     if diverged:
@@ -227,7 +227,7 @@ def _read(path: Path) -> Recipe:
             raise UserError(f"{path}: the system {name} should have a name; put it in quotes")
         if (other := places.setdefault(_file_name(name), name)) != name:
             raise UserError(f"{path}: files of {other} and {name} would have the same names; rename one")
-    return checked(Recipe, values, str(path))
+    return validate_section(Recipe, values, str(path))
 
 
 def _same_plan(plan: Recipe, texts: dict[str, str], out: Path) -> None:
@@ -246,7 +246,7 @@ def _same_plan(plan: Recipe, texts: dict[str, str], out: Path) -> None:
         kept.setdefault("texts", ours["texts"])  # those of earlier versions do not tell
         if other := [name for name in {**ours, **kept} if kept.get(name) != ours.get(name)]:
             raise UserError(f"{out} holds a comparison by another recipe ({', '.join(other)}); give another --out")
-    write_whole(place, json.dumps(told, indent=2) + "\n")
+    atomic_write(place, json.dumps(told, indent=2) + "\n")
 
 
 def _in_order(text: str) -> Any:
@@ -260,7 +260,7 @@ def _contestants(plan: Recipe, store: TokenStore) -> list[Contestant]:
     for name, own in plan.systems.items():
         settings = {"system": "log_memory"} | plan.model | own
         kind = SYSTEMS[known_system(str(settings.pop("system")))].Config
-        config = checked(kind, settings, f"system {name}")
+        config = validate_section(kind, settings, f"system {name}")
         with torch.device("meta"):
             model = build(config, store.tokenizer.size)
             if found and config.mlp is None:
@@ -347,7 +347,7 @@ def _search(plan: Recipe, each: Contestant, out: Path, say: Any) -> tuple[float,
         end = ("lowest", "highest")[edge.index(rate)]
         say(f"{each.name}: best with the {end} rate tried; one beyond {rate:g} in learning_rates might do better")
     found = {"learning_rate": rate, "tokens_per_second": speed, "tried": tried}
-    write_whole(place, json.dumps(found, indent=2) + "\n")
+    atomic_write(place, json.dumps(found, indent=2) + "\n")
     _forget(runs.values())
     return rate, speed
 
@@ -356,7 +356,7 @@ def _forget(runs: Iterable[Path]) -> None:
     """The runs of a search, which until its end are what an interrupted one goes on with."""
     for run in runs:
         if run.exists():
-            remove(run)
+            remove_folder(run)
 
 
 def _searched(place: Path) -> tuple[float, float] | None:
@@ -393,7 +393,7 @@ def _run_cell(
             f"{each.name}, seed {seed}: trained for {took:.3g} s in place of {plan.seconds:g}: its speed was another "
             "in the search; for equal times give another --out, and keep the machine to it alone"
         )
-    keep_weights_alone(run)  # before the row, for a cell that has one is not looked at again
+    drop_optimizer_state(run)  # before the row, for a cell that has one is not looked at again
     ledger.append(out / "rows.jsonl", entry)
 
 
@@ -401,10 +401,10 @@ def _rows(plan: Recipe, texts: dict[str, str], out: Path, budget: Budget) -> lis
     """All that is finished of a budget; an error if any row is not of this recipe's systems and texts."""
     place = out / "rows.jsonl"
     rows = ledger.read(place) if place.exists() else []
-    with sound(f"{place} has a row that is no comparison's", "remove it, or give another --out"):
+    with reading(f"{place} has a row that is no comparison's", "remove it, or give another --out"):
         for row in rows:
             row["comparison"]["budget"], row["seed"], row["scores"]["ppl_token"]
-            check(row["scores"])
+            validate_documents(row["scores"])
             if row["comparison"]["system"] not in plan.systems:
                 raise ValueError(f"the recipe has no {row['comparison']['system']!r}")
             for name, sha256 in texts.items():

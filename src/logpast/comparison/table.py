@@ -12,20 +12,20 @@ from logpast.ledger import row as ledger
 from logpast.ledger.documents import (
     Documents,
     Seeds,
-    against,
-    check,
+    detail,
+    difference,
     documents,
     familiar_perplexity,
+    name_seeds,
     spread,
-    tells,
+    validate_documents,
     values,
-    which,
 )
-from logpast.ledger.row import RESULTS, sound
+from logpast.ledger.row import RESULTS, reading
 from logpast.reporting import tables
-from logpast.reporting.plots import check_picture, unframed, write_picture
+from logpast.reporting.plots import check_plot_path, remove_frame, write_plot
 from logpast.util.errors import UserError
-from logpast.util.validation import typed
+from logpast.util.validation import validate_arguments
 
 
 def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -36,7 +36,7 @@ def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         before = groups.setdefault(system, {}).setdefault(seed, row)
         if before["scores"]["ppl_token"] != row["scores"]["ppl_token"]:
             raise UserError(f"there are two rows of {system}, seed {seed}, with other scores; remove one")
-        groups[system][seed] = max(before, row, key=lambda row: tells(row["scores"]))
+        groups[system][seed] = max(before, row, key=lambda row: detail(row["scores"]))
     return {system: list(seeds.values()) for system, seeds in groups.items()}
 
 
@@ -64,10 +64,10 @@ def table(rows: list[dict[str, Any]]) -> tables.Table:
             "ppl_token": _figure(group, "ppl_token", 2),
             "ppl_word": _figure(group, "ppl_word", 1),
             "bits/byte": _figure(group, "bits_per_byte", 4),
-            f"nats against {base}": "" if name == base else against(_seeds(group), first_seeds, of),
-            "familiar ppl_token": spread(list(known.values()), 2) + which(known, _seeds(group)) if known else "",
+            f"nats against {base}": "" if name == base else difference(_seeds(group), first_seeds, of),
+            "familiar ppl_token": spread(list(known.values()), 2) + name_seeds(known, _seeds(group)) if known else "",
             f"familiar nats against {base}":
-                against(_seeds(group), first_seeds, of, familiar=True) if known and name != base else "",
+                difference(_seeds(group), first_seeds, of, familiar=True) if known and name != base else "",
             "weights": f"{first['parameters']:,}",
             "attention": f"{cell['attention_length']:,}",
             "training tokens": f"{first['train_tokens']:,}",
@@ -97,7 +97,7 @@ def short(rows: list[dict[str, Any]]) -> tables.Table:
     )
 
 
-@typed
+@validate_arguments
 def show(
     rows: Path,
     plot: Path = Path("comparison.png"),
@@ -119,13 +119,13 @@ def show(
         budget: only rows of equal tokens or of equal time, where there are both.
     """
     rows = rows / "rows.jsonl" if rows.is_dir() else rows
-    tables.check_form(out, RESULTS)
+    tables.check_table_path(out, RESULTS)
     if out and out.resolve() == rows.resolve():
         raise UserError(f"{out} is what is read; give another --out")
-    check_picture(plot)
+    check_plot_path(plot)
     if not rows.exists():
         raise UserError(f"there is no {rows}; give a comparison's folder, or its rows.jsonl under any name")
-    with sound(f"{rows} holds no comparison", "give the rows.jsonl that `logpast compare` wrote"):
+    with reading(f"{rows} holds no comparison", "give the rows.jsonl that `logpast compare` wrote"):
         found = [row for row in ledger.read(rows) if budget in (None, row["comparison"]["budget"])]
         if not found:
             fix = "take away --budget" if budget else "wait for the first system to be trained and scored"
@@ -140,14 +140,14 @@ def show(
                 raise UserError(f"{rows} has rows of {len(there)} {what}; {fix}")
         of = documents(dict(enumerate(row["scores"] for row in found)))
         for row in found:
-            check(row["scores"], of)
+            validate_documents(row["scores"], of)
         for system, group in _by_system(found).items():
-            if len({ledger.hash_of(row["recipe"] | {"seed": None}) for row in group}) > 1:
+            if len({ledger.hash_recipe(row["recipe"] | {"seed": None}) for row in group}) > 1:
                 raise UserError(
                     f"{rows}: rows of {system} differ in more than their seeds; put those of each recipe into a file "
                     "of their own"
                 )
-        whole, fits = table(found), tables.aligned(short(found))
+        whole, fits = table(found), tables.as_text(short(found))
         draw(found, plot)
     print(fits)
     if out:
@@ -202,9 +202,9 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     states.xaxis.set_major_formatter("{x:,g}")
     states.xaxis.set_minor_formatter(NullFormatter())
     _name_spots(states, spots)
-    unframed(bars, states)
+    remove_frame(bars, states)
     figure.suptitle(_title(rows), fontsize=10)
-    write_picture(figure, out)
+    write_plot(figure, out)
 
 
 def _name_spots(axis: Any, spots: dict[str, tuple[float, float]]) -> None:

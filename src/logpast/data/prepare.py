@@ -35,9 +35,9 @@ from logpast.data.store import (
 )
 from logpast.data.tokenizers import Tokenizer, load_tokenizer, train_bpe
 from logpast.util.errors import UserError
-from logpast.util.files import whole_or_absent
-from logpast.util.progress import meter
-from logpast.util.validation import typed
+from logpast.util.files import atomic_folder
+from logpast.util.progress import progress_bar
+from logpast.util.validation import validate_arguments
 from logpast.version import __version__
 
 TO_TRAIN = re.compile(r"bpe-(\d+)")  # a tokenizer that is yet to be trained
@@ -47,7 +47,7 @@ Count = tuple[int, int, int, int]  # tokens, words, lines, bytes
 Encoded = tuple[bytes, list[Count]]
 
 
-@typed
+@validate_arguments
 def prepare(
     sources: list[str],
     out: Path,
@@ -84,7 +84,7 @@ def prepare(
         raise UserError(f"{out} exists already and is left as it is: choose another --out, or delete it first")
     parts = _resolve(sources, root)
     try:
-        with whole_or_absent(out) as folder:
+        with atomic_folder(out) as folder:
             chosen = _choose_tokenizer(tokenizer, parts)
             for split, part in parts.items():
                 _write_store(folder / split, part, chosen, workers)
@@ -135,7 +135,7 @@ def open_tokens(
     folder = _place(source, wanted.fingerprint if wanted else to_train, cache)
     if not folder.exists():
         try:
-            with whole_or_absent(folder) as unfinished:
+            with atomic_folder(folder) as unfinished:
                 _write_store(unfinished, [source], wanted or _choose_tokenizer(str(to_train), {"": [source]}))
         except FileExistsError:
             pass  # another process was faster; its store is as good
@@ -230,7 +230,7 @@ def _write_store(folder: Path, sources: list[Source], tokenizer: Tokenizer, work
     sizes = [source.size for source in sources]
     megabytes = None if None in sizes else -(-sum(filter(None, sizes)) // 10**6)
     started = time.monotonic()
-    with meter(f"tokenising {name}, MB", megabytes) as progress, (folder / "tokens.bin").open("wb") as file:
+    with progress_bar(f"tokenising {name}, MB", megabytes) as progress, (folder / "tokens.bin").open("wb") as file:
         for batch, (ids, counts) in _in_order(encode, batches, workers or os.cpu_count() or 1):
             file.write(ids)
             sum_of_ids.update(ids)

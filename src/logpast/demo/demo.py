@@ -25,8 +25,8 @@ from logpast.generation import generate
 from logpast.training.log import read_log
 from logpast.training.recipes import read_recipe
 from logpast.util.errors import UserError
-from logpast.util.progress import meter
-from logpast.util.validation import typed
+from logpast.util.progress import progress_bar
+from logpast.util.validation import validate_arguments
 
 SYSTEMS = {"memory": "log_memory", "control": "recent"}
 STREAMS = {"train": (100, 25_000), "validation": (1, 20_000), "test": (1, 100_000)}  # of topics: how many, how long
@@ -45,7 +45,7 @@ TEXT = Part("text", "demo", "bpe-2048")
 TOPICS = Part("topics", "demo-topics", "bpe-265")  # 256 bytes, end-of-text and 8 merges: each symbol is one token
 
 
-@typed
+@validate_arguments
 def demo(
     out: Path = Path("runs/demo"),
     seed: int = 0,
@@ -129,7 +129,7 @@ def train_side_by_side(part: Part, home: Path, seed: int, options: list[str]) ->
             command = [sys.executable, "-m", "logpast", *map(str, words)]
             running[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
-        with meter(f"training on {part.name}", 2 * steps) as progress:
+        with progress_bar(f"training on {part.name}", 2 * steps) as progress:
             while None in (codes := [process.poll() for process in running.values()]) and not any(codes):
                 last = {name: next(iter(read_log(home / name)[-1:]), {"step": 0}) for name in running}
                 losses = " ".join(f"{n} {r['loss']:.3f}" for n, r in last.items() if "loss" in r)

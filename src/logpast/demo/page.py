@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from logpast.filters import FilterBank
-from logpast.reporting.html import COLOURS, picture, table, wrapped
-from logpast.reporting.plots import unframed
+from logpast.reporting.html import COLOURS, html_image, html_page, html_table
+from logpast.reporting.plots import remove_frame
 from logpast.training.log import read_log
-from logpast.util.files import write_whole
+from logpast.util.files import atomic_write
 
 BODY = """<h1>Does a log-compressed past help?</h1>
 <p>Two small transformers are trained side by side, with the same size, text, steps and seed. Each sees a short window
@@ -32,7 +32,7 @@ def write_report(out: Path, results: dict[str, Any]) -> None:
     if "topics" in results:
         sections += _topics_section(out, results["topics"])
     body = BODY.format(sections="\n".join(sections), seed=results["seed"], **COLOURS)
-    write_whole(out / "report.html", wrapped("logpast demo", body))
+    atomic_write(out / "report.html", html_page("logpast demo", body))
 
 
 def _text_section(out: Path, text: dict[str, Any]) -> list[str]:
@@ -83,7 +83,7 @@ def _topics_section(out: Path, topics: dict[str, Any]) -> list[str]:
         "tokens or thousands, and then gives way to a new one. For this source the best possible loss can be "
         "computed, with the whole past or with the few tokens that the control sees: no model that sees only those "
         "can be better than the second, however large.</p>",
-        table(["unseen stream", "nats per token"], [[name, f"{value:.4f}"] for name, value in rows]),
+        html_table(["unseen stream", "nats per token"], [[name, f"{value:.4f}"] for name, value in rows]),
         f"<p>The control is {control - given_recent:+.4f} nats from the best that it could be. {verdict}</p>",
         _loss_curves(out / "topics", {"whole past": given_all, "control's view": given_recent}),
     ]
@@ -92,7 +92,7 @@ def _topics_section(out: Path, topics: dict[str, Any]) -> list[str]:
 def _table(part: dict[str, Any]) -> str:
     columns = ["ppl_token", "ppl_word", "bits_per_byte"]
     rows = [[name, *(f"{part[name][column]:.3f}" for column in columns)] for name in ("memory", "control")]
-    return table(["unseen text", *columns], rows)
+    return html_table(["unseen text", *columns], rows)
 
 
 def _loss_curves(home: Path, levels: dict[str, float] | None = None) -> str:
@@ -117,8 +117,8 @@ def _loss_curves(home: Path, levels: dict[str, float] | None = None) -> str:
     spread = max(ends) - min(ends)
     axis.set(xlabel="step", ylabel="nats per token", ylim=(min(ends) - 0.3 * spread, max(ends) + 0.6 * spread))
     axis.legend(frameon=False)
-    unframed(axis)
-    return picture(figure, "loss over steps")
+    remove_frame(axis)
+    return html_image(figure, "loss over steps")
 
 
 def _filters() -> str:
@@ -130,5 +130,5 @@ def _filters() -> str:
     for row in bank.weights[::4]:
         axis.plot(range(1, bank.horizon + 1), row, linewidth=1.4)
     axis.set(xscale="log", xlabel="tokens ago", ylabel="weight", xlim=(1, bank.horizon))
-    unframed(axis)
-    return picture(figure, "every fourth filter")
+    remove_frame(axis)
+    return html_image(figure, "every fourth filter")

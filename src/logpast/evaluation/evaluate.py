@@ -16,23 +16,23 @@ from numpy.typing import NDArray
 from logpast.data import TokenStore, open_tokens
 from logpast.data.batching import Streams
 from logpast.evaluation import metrics
-from logpast.evaluation.scoring import figures, per_document, score
+from logpast.evaluation.scoring import compute_metrics, per_document, score
 from logpast.filters import paper_horizon
 from logpast.ledger import row as ledger
 from logpast.models import LanguageModel, LogMemoryConfig, TransformerConfig
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
 from logpast.util.environment import pick_device
 from logpast.util.errors import UserError
-from logpast.util.files import make_way_for, write_whole
-from logpast.util.progress import meter
-from logpast.util.serialization import as_json
-from logpast.util.validation import typed
+from logpast.util.files import atomic_write, ensure_all_writable
+from logpast.util.progress import progress_bar
+from logpast.util.serialization import to_json
+from logpast.util.validation import validate_arguments
 
 Precision = Literal["float32", "float64", "bfloat16"]
 Accounting = Literal["all", "paper"]
 
 
-@typed
+@validate_arguments
 def evaluate(
     checkpoint: Path,
     data: str,
@@ -81,7 +81,7 @@ def evaluate(
         raise UserError(f"{record} is no ledger: give --record a name that ends in .jsonl")
     if against is not None and save_nats is not None and against.resolve() == save_nats.resolve():
         raise UserError(f"--save_nats would replace what --against reads, {against}; give it another name")
-    make_way_for({"--save_nats": save_nats, "--record": record, "--json": json})
+    ensure_all_writable({"--save_nats": save_nats, "--record": record, "--json": json})
     found = find_checkpoint(checkpoint)
     store = open_tokens(data, found.load_tokenizer(), cache)
     streams = streams or found.config.data.streams
@@ -92,9 +92,9 @@ def evaluate(
     nats = _score_checkpoint(found, store, batch_size, streams, place, precision)
     seconds = time.monotonic() - started
     result: dict[str, Any] = {"checkpoint": str(found.path), "data": store.name, "accounting": accounting}
-    result |= figures(nats, store, span)
+    result |= compute_metrics(nats, store, span)
     if accounting != "all":
-        result["all"] = figures(nats, store)
+        result["all"] = compute_metrics(nats, store)
     result |= {"streams": streams, "precision": precision, "device": str(place), "seconds": round(seconds, 3)}
     if other is not None:
         if isinstance(other, Checkpoint):
@@ -107,7 +107,7 @@ def evaluate(
             ledger.append(record, ledger.row(found, store, result))
         if save_nats is not None:
             np.save(content := BytesIO(), nats)
-            write_whole(save_nats, content.getvalue())
+            atomic_write(save_nats, content.getvalue())
     finally:  # a full disk takes no scores away
         _report(result, json)
     return result
@@ -133,7 +133,7 @@ def _score_checkpoint(
     precision: str,
 ) -> NDArray[np.float64]:
     model = load(checkpoint, device, precision)
-    with arithmetic(device, precision), meter("scoring", len(store)) as progress:
+    with arithmetic(device, precision), progress_bar("scoring", len(store)) as progress:
         nats = score(model, store, model.window, model.history, batch_size, streams, device, progress=progress.update)
     if np.isnan(nats).any():
         raise UserError(f"{checkpoint.path} gives no numbers: its training diverged; take an earlier checkpoint")
@@ -180,7 +180,7 @@ def _saved_nats(path: Path, store: TokenStore) -> NDArray[np.float64]:
 
 
 def _report(result: dict[str, Any], json: str | None) -> None:
-    text = as_json(result)
+    text = to_json(result)
     if json == "-":
         print(text)
         return
@@ -195,7 +195,7 @@ def _report(result: dict[str, Any], json: str | None) -> None:
             + f", better on {other['documents_better']} of {other['documents']} documents"
         )
     if json is not None:  # last: a full disk takes no figures away
-        write_whole(Path(json), text + "\n")
+        atomic_write(Path(json), text + "\n")
 
 
 def _print_figures(found: dict[str, Any], data: str) -> None:

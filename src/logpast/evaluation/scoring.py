@@ -69,7 +69,7 @@ def score(
     model.eval()
     alone_on_gpu = torch.device(device).type == "cuda" and ranks == 1
     groups = _streams(windows, count, batch_size) if recurrent else _rows(count, batch_size)
-    reading = Reading(model, alone_on_gpu) if recurrent else None
+    reading = RecurrentScorer(model, alone_on_gpu) if recurrent else None
     for batches in islice(groups, rank, None, ranks):
         for number, indices in enumerate(batches):
             batch = windows.batch(indices).to(device)
@@ -84,7 +84,7 @@ def score(
     return nats
 
 
-class Reading:
+class RecurrentScorer:
     """A recurrent model on its way through streams side by side: called with the next window of each, gives its nats.
 
     The streams that end must be the last of them. A segment is hundreds of small kernels, so on a GPU it is `replayed`
@@ -145,7 +145,7 @@ def _streams(windows: Windows, count: int, batch_size: int) -> Iterator[list[Ind
         yield [windows.first[group[lengths[group] > i]] + i for i in range(int(lengths[group[0]]))]
 
 
-def figures(nats: NDArray[np.float64], store: TokenStore, span: slice = slice(None)) -> dict[str, Any]:
+def compute_metrics(nats: NDArray[np.float64], store: TokenStore, span: slice = slice(None)) -> dict[str, Any]:
     """All figures for the tokens in `span`, with 95 % intervals over documents where there are several.
 
     Each document's nats stand with them, so that other models' can be set beside them, document by document.

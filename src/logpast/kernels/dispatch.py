@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.kernels.ops import HAS_TRITON, disabled
-from logpast.util.errors import UserError, nearest
+from logpast.util.errors import UserError, suggest
 from logpast.util.precision import accumulation_dtype, in_autocast
 
 if HAS_TRITON:
@@ -31,7 +31,7 @@ def disable(*kernels: str) -> Iterator[None]:
     """Use plain PyTorch in place of these kernels. A compiled model keeps what it was compiled with."""
     for name in kernels:
         if name not in KERNELS:
-            raise UserError(f"unknown kernel {name!r}; {nearest(name, list(KERNELS))}")
+            raise UserError(f"unknown kernel {name!r}; {suggest(name, list(KERNELS))}")
     added = set(kernels) - disabled
     disabled.update(added)
     try:

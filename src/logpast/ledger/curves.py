@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logpast.evaluation.metrics import perplexity
-from logpast.ledger.row import sound
-from logpast.reporting.plots import as_written, check_picture, look, unframed, write_picture
-from logpast.reporting.tables import Table, aligned
+from logpast.ledger.row import reading
+from logpast.reporting.plots import check_plot_path, escape_label, line_style, remove_frame, write_plot
+from logpast.reporting.tables import Table, as_text
 from logpast.training.log import read_log
 from logpast.util.errors import UserError
-from logpast.util.validation import typed
+from logpast.util.validation import validate_arguments
 
 Points = dict[int, float]  # step -> nats per token
 SMOOTH = 20  # a line of training losses is a mean over this part of them
@@ -37,7 +37,7 @@ class Curve:
         return np.interp(steps, [0, *self.tokens], [0, *self.tokens.values()]) / 1e6
 
 
-@typed
+@validate_arguments
 def curves(
     logs: list[str],
     plot: Path = Path("curves.png"),
@@ -62,7 +62,7 @@ def curves(
     Returns:
         The curves.
     """
-    check_picture(plot)
+    check_plot_path(plot)
     if pairs and len(logs) % 2:
         raise UserError(f"{len(logs)} logs do not make pairs; give an even number, a control and a run, another two, …")
     paths = list(dict.fromkeys(map(Path, logs)))
@@ -76,7 +76,7 @@ def curves(
             *([f"{perplexity(curve.validation[best], 1):.3f}", f"{best:,}"] if best is not None else ["", ""]),
         ])  # fmt: skip
     note = "loss: of training, the mean of the last tenth that was logged; validation: the best"
-    print(aligned(Table(["run", "steps", "tokens", "loss", "validation ppl", "at step"], rows, notes=[note])))
+    print(as_text(Table(["run", "steps", "tokens", "loss", "validation ppl", "at step"], rows, notes=[note])))
     found = [known[Path(log)] for log in logs]
     size = 2 if pairs else len(found)
     _draw([found[place : place + size] for place in range(0, len(found), size)], plot, x)
@@ -87,7 +87,7 @@ def curves(
 def read_curve(path: Path, name: str = "") -> Curve:
     if not path.exists():
         raise UserError(f"{path} does not exist; give a run's folder, or its log.jsonl")
-    with sound(f"{path} is not a run's log", "give a run's folder, or its log.jsonl"):
+    with reading(f"{path} is not a run's log", "give a run's folder, or its log.jsonl"):
         records = read_log(path)
         training, validation = (
             {int(r["step"]): float(r[loss]) for r in records if loss in r and math.isfinite(r[loss])}
@@ -126,11 +126,11 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
     for number, group in enumerate(groups):
         for place, curve in enumerate(group):
             several = len(groups) > 1
-            how = look(number if several else place) | ({"linestyle": ":"} if several and not place else {})
+            how = line_style(number if several else place) | ({"linestyle": ":"} if several and not place else {})
             if curve.name not in drawn:  # a control may be in several pairs
                 drawn.add(curve.name)
                 faint = 0.5 if curve.validation else 1
-                _line(losses, curve, curve.training, x, **how, alpha=faint, label=as_written(curve.name))
+                _line(losses, curve, curve.training, x, **how, alpha=faint, label=escape_label(curve.name))
                 _dots(losses, curve, curve.validation, x, **how)
             for axis in others if place else ():
                 _line(axis, curve, above(curve.training, group[0].training), x, **how, alpha=0.5)
@@ -145,15 +145,15 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
         if not axis.lines:
             axis.text(0.5, 0.5, "no logged step in common", transform=axis.transAxes, ha="center")
         axis.axhline(0, color="0.3", linewidth=0.8)
-        other = as_written(found[0].name) if len(groups) == 1 else "the first of its pair (dotted)"
+        other = escape_label(found[0].name) if len(groups) == 1 else "the first of its pair (dotted)"
         axis.set(title=f"loss less that of {other}\nat the same step: below 0 it is ahead")
     for axis in (losses, *others):
         axis.set(xlabel="million tokens" if x == "tokens" else x, ylabel="nats per token")
-    unframed(losses, *others)
+    remove_frame(losses, *others)
     legend = figure.legend(loc="outside right upper", frameon=False, fontsize=8)  # beside the lines, which may be many
     for handle in filter(None, legend.legend_handles):
         handle.set_alpha(1)
-    write_picture(figure, plot)
+    write_plot(figure, plot)
 
 
 def above(ours: Points, theirs: Points) -> Points:

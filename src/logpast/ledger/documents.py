@@ -28,7 +28,7 @@ class Documents(NamedTuple):
         return bool(1 < self.familiar.sum() < len(self.tokens))
 
 
-def check(scores: Mapping[str, Any], of: Documents | None = None) -> None:
+def validate_documents(scores: Mapping[str, Any], of: Documents | None = None) -> None:
     """For an error, such as `sound` tells, where what a row has of documents is damaged, or is of other ones."""
     if "by_document" in scores:
         columns = {name: np.array(column, dtype=np.float64) for name, column in scores["by_document"].items()}
@@ -47,7 +47,7 @@ def check(scores: Mapping[str, Any], of: Documents | None = None) -> None:
             raise ValueError("its scores.by_document add up to another perplexity than its ppl_token")
 
 
-def tells(scores: Mapping[str, Any]) -> int:
+def detail(scores: Mapping[str, Any]) -> int:
     """How much a row tells of single documents: of two rows of a run, the later version's tells more."""
     return len(scores.get("by_document", {}))
 
@@ -80,7 +80,7 @@ def familiar_perplexity(seeds: Seeds, of: Documents) -> dict[int, float]:
     return {seed: perplexity(nats[of.familiar].sum(), total) for seed, nats in _nats(seeds).items()}
 
 
-def against(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -> str:
+def difference(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -> str:
     """Ours − theirs in nats per token: mean and spread over seeds that both have, named if these are not all of ours.
 
     The interval is 95 % over documents: of these runs on other texts of the kind, not of other seeds.
@@ -94,10 +94,10 @@ def against(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -
     apart = (one - other).sum(axis=1) / of.tokens[chosen].sum()
     found = paired_difference(one.mean(axis=0), other.mean(axis=0), of.tokens[chosen])
     interval = " [{:+.4f}, {:+.4f}]".format(*found["interval"]) if "interval" in found else ""
-    return f"{spread(apart.tolist(), 4, '+')}{interval}{which(seeds, ours)}"
+    return f"{spread(apart.tolist(), 4, '+')}{interval}{name_seeds(seeds, ours)}"
 
 
-def which(seeds: Iterable[int], all_seeds: Seeds) -> str:
+def name_seeds(seeds: Iterable[int], all_seeds: Seeds) -> str:
     """Names the seeds that something is of, if it is not of all."""
     seeds = list(seeds)
     return "" if len(seeds) == len(all_seeds) else f" (seed {', '.join(map(str, seeds))})"

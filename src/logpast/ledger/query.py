@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from logpast.ledger import row as ledger
 from logpast.util.errors import UserError
-from logpast.util.serialization import flat
+from logpast.util.serialization import flatten
 
 COLUMNS = {
     "run": "run", "system": "recipe.model.system", "window": "recipe.model.window", "L": "recipe.model.slots",
@@ -51,8 +51,8 @@ def read(folder: Path, option: str = "--folder") -> list[Entry]:
         raise UserError(f"there is no folder {folder} here; run this where the checkout is, or give {option}")
     runs, measured = list[Entry](), list[Entry]()
     for file in sorted(folder.glob("*.jsonl")):
-        for number, row in ledger.lines(file):
-            with ledger.sound(f"{file}, line {number} is not a row of a scored run"):
+        for number, row in ledger.read_lines(file):
+            with ledger.reading(f"{file}, line {number} is not a row of a scored run"):
                 (runs if is_run(row) else measured).append(_entry(file.stem, "" if is_run(row) else file.name, row))
     for file in sorted(folder.glob("*.json")):
         measured += _benchmark(file)
@@ -66,8 +66,8 @@ def is_run(row: dict[str, Any]) -> bool:
 
 def _benchmark(file: Path) -> list[Entry]:
     """A table's rows; of one without rows, its facts as a single one."""
-    with ledger.sound(f"{file} is not a table of results"):
-        table = ledger.parsed(file.read_text(encoding="utf-8"))
+    with ledger.reading(f"{file} is not a table of results"):
+        table = ledger.parse_json(file.read_text(encoding="utf-8"))
         facts = {name: value for name, value in table.items() if name != "rows"}
         told = [str(facts["what"])] if "what" in facts else []
         told += [str(facts["hardware"]["name"])] if "hardware" in facts else []
@@ -77,7 +77,7 @@ def _benchmark(file: Path) -> list[Entry]:
 
 
 def _entry(file: str, title: str, row: dict[str, Any]) -> Entry:
-    values = {"file": file} | flat(row)
+    values = {"file": file} | flatten(row)
     if is_run(row):
         for part in ("recipe", "scores"):
             if not isinstance(row[part], dict):
@@ -101,7 +101,7 @@ def corpus(row: dict[str, Any]) -> str:
     return test if train == test else f"{train}→{test}"
 
 
-def condition(word: str) -> tuple[str, str]:
+def parse_condition(word: str) -> tuple[str, str]:
     """NAME=VALUE, in two."""
     name, given, wanted = word.partition("=")
     if not given:
@@ -109,7 +109,7 @@ def condition(word: str) -> tuple[str, str]:
     return name, wanted
 
 
-def chosen(entries: list[Entry], conditions: list[tuple[str, str]]) -> list[Entry]:
+def select(entries: list[Entry], conditions: list[tuple[str, str]]) -> list[Entry]:
     """The entries of which every condition, a name and the value wanted, holds."""
     fitting = entries
     for name, wanted in conditions:

@@ -15,18 +15,18 @@ from logpast.ledger.query import (
     Entry,
     as_asked,
     check_name,
-    chosen,
-    condition,
     is_number,
     is_run,
+    parse_condition,
     read,
+    select,
 )
 from logpast.ledger.row import RESULTS
-from logpast.reporting.plots import as_written, check_picture, look, unframed, write_picture
-from logpast.reporting.tables import Table, aligned, comma_separated, keep_off
+from logpast.reporting.plots import check_plot_path, escape_label, line_style, remove_frame, write_plot
+from logpast.reporting.tables import Table, as_csv, as_text, protect_ledger
 from logpast.util.errors import UserError
-from logpast.util.files import make_way_for, write_whole
-from logpast.util.validation import typed
+from logpast.util.files import atomic_write, ensure_all_writable
+from logpast.util.validation import validate_arguments
 
 LINES = "system,k,corpus,window,file"  # what tells one line of a picture from another
 TEXTS = ("train_data.sha256", "test_data.sha256")  # two may have one name
@@ -34,7 +34,7 @@ SCORING = ("scores.accounting", "scores.streams", "scores.precision")  # in othe
 WIDEST = 34  # characters of a cell
 
 
-@typed
+@validate_arguments
 def results(
     where: list[str] | None = None,
     folder: Path = RESULTS,
@@ -72,7 +72,7 @@ def results(
         The rows, whole, each with the name of its file.
     """
     if plot is not None:
-        check_picture(plot)
+        check_plot_path(plot)
     elif x or y or by:
         raise UserError("--x, --y and --by are of a picture; give --plot FILE too")
     _check_targets({"--json": json, "--csv": csv, "--plot": plot}, folder)
@@ -80,7 +80,7 @@ def results(
     entries = read(folder)
     if not entries:
         raise UserError(f"{folder} holds no rows; `logpast eval … --record {folder}/NAME.jsonl` writes one")
-    entries = chosen(entries, conditions)
+    entries = select(entries, conditions)
     if plot is not None:
         _draw(entries, plot, x or "L", y or "ppl_token", [name.strip() for name in by.split(",")] if by else None)
     rows = [{"file": entry.file} | entry.row for entry in entries]
@@ -90,9 +90,9 @@ def results(
         heads = _names(entries)
         values = [[entry.values.get(name) for name in heads] for entry in entries]
         cells = [["" if value is None else str(value) for value in line] for line in values]
-        _give(csv, comma_separated(Table(heads, cells)))
+        _give(csv, as_csv(Table(heads, cells)))
     if "-" not in (json, csv):
-        print("\n\n".join(aligned(table) for table in tables(entries)))
+        print("\n\n".join(as_text(table) for table in tables(entries)))
     return rows
 
 
@@ -100,16 +100,16 @@ def _condition(word: str) -> tuple[str, str]:
     near = get_close_matches(word, ["comparison", "curves", "pages"], 1)  # verbs below this one
     if near and "=" not in word:
         raise UserError(f"{word!r} is no condition NAME=VALUE; did you mean `logpast results {near[0]}`?")
-    return condition(word)
+    return parse_condition(word)
 
 
 def _check_targets(targets: dict[str, Path | str | None], folder: Path) -> None:
     """Nothing is written over what is read, nor over what our own folder keeps, nor over each other."""
-    make_way_for(targets)
+    ensure_all_writable(targets)
     for target in targets.values():
         if target not in (None, "-"):
-            keep_off(folder, Path(target))
-            keep_off(RESULTS, Path(target))
+            protect_ledger(folder, Path(target))
+            protect_ledger(RESULTS, Path(target))
 
 
 def tables(entries: list[Entry]) -> list[Table]:
@@ -147,7 +147,7 @@ def _give(target: str, text: str) -> None:
     if target == "-":
         sys.stdout.write(text)
         return
-    write_whole(Path(target), text)
+    atomic_write(Path(target), text)
     print(f"wrote {target}", file=sys.stderr)  # standard output may be carrying rows
 
 
@@ -164,7 +164,7 @@ def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str] | None)
     lines, labels = dict[tuple[str, ...], dict[float, list[float]]](), dict[tuple[str, ...], str]()
     for entry in entries:
         line = tuple(as_asked(entry.get(name)) for name in by)
-        labels[line] = as_written(_label(by, entry))
+        labels[line] = escape_label(_label(by, entry))
         lines.setdefault(line, {}).setdefault(entry.get(x), []).append(entry.get(y))
     from matplotlib.figure import Figure
 
@@ -172,7 +172,7 @@ def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str] | None)
     figure = Figure(figsize=(8 + wide, max(5, 0.18 * len(lines))), layout="constrained")
     axis = figure.subplots()
     for number, line in enumerate(sorted(lines, key=labels.__getitem__)):
-        points, how = lines[line], look(number)
+        points, how = lines[line], line_style(number)
         places = sorted(points)
         axis.plot(places, [statistics.mean(points[place]) for place in places], label=labels[line], **how)
         for place in places:
@@ -181,9 +181,9 @@ def _draw(entries: list[Entry], out: Path, x: str, y: str, by: list[str] | None)
     if len(lines) > 1:
         figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     elif len(files := {entry.file for entry in entries}) == 1:
-        axis.set_title(as_written(*files), fontsize=9)
-    unframed(axis)
-    write_picture(figure, out)
+        axis.set_title(escape_label(*files), fontsize=9)
+    remove_frame(axis)
+    write_plot(figure, out)
     print(f"wrote {out}", file=sys.stderr)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logpast.util.errors import UserError
-from logpast.util.files import locked
-from logpast.util.serialization import jsonable
+from logpast.util.files import try_lock
+from logpast.util.serialization import json_safe
 from logpast.version import __version__
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ RESULTS = Path("results")  # of the checkout
 
 def row(checkpoint: Checkpoint, store: TokenStore, scores: dict[str, Any]) -> dict[str, Any]:
     """Everything needed to know what a score is of, and to get it again."""
-    from logpast.training.config import recipe
+    from logpast.training.config import recorded_settings
     from logpast.util.environment import revision  # whoever only reads a ledger need not wait for torch
 
     state = checkpoint.state
-    how = recipe(checkpoint.config)
+    how = recorded_settings(checkpoint.config)
     return {
         "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "logpast": __version__,
@@ -38,7 +38,7 @@ def row(checkpoint: Checkpoint, store: TokenStore, scores: dict[str, Any]) -> di
         "trained_at_revision": state["revision"],
         "run": checkpoint.config.run.name,
         "recipe": how,
-        "recipe_hash": hash_of(how),
+        "recipe_hash": hash_recipe(how),
         "seed": checkpoint.config.seed,
         "step": checkpoint.step,
         "parameters": state["parameters"],
@@ -54,11 +54,11 @@ def row(checkpoint: Checkpoint, store: TokenStore, scores: dict[str, Any]) -> di
 
 def append(path: Path, entry: dict[str, Any]) -> None:
     """Add one line, whole or not at all, however many processes write to the same file."""
-    line = json.dumps(jsonable(entry), ensure_ascii=False, allow_nan=False) + "\n"
+    line = json.dumps(json_safe(entry), ensure_ascii=False, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        locked(handle, wait=True)
+        try_lock(handle, wait=True)
         end = os.lseek(handle, 0, os.SEEK_END)
         if end and os.pread(handle, 1, end - 1) != b"\n":  # as editors leave it, or because the last row is damaged
             read(path)
@@ -77,24 +77,24 @@ def append(path: Path, entry: dict[str, Any]) -> None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """All rows of a ledger."""
-    return [row for _, row in lines(path)]
+    return [row for _, row in read_lines(path)]
 
 
-def lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number of each line, and its row."""
     fix = "mend or remove it, or give a file of rows (.jsonl)"
-    with sound(f"{path} is not a ledger", fix):
+    with reading(f"{path} is not a ledger", fix):
         text = path.read_text(encoding="utf-8")
     for number, line in enumerate(text.split("\n"), 1):
         if line:
-            with sound(f"{path}, line {number} is not a row", fix):
-                row = parsed(line)
+            with reading(f"{path}, line {number} is not a row", fix):
+                row = parse_json(line)
                 if not isinstance(row, dict):
                     raise TypeError("it should be {…}")
             yield number, row
 
 
-def parsed(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """JSON and no more: Python would also read NaN, Infinity and 1e999, which compare and add up to nonsense."""
     return json.loads(text, parse_constant=_finite, parse_float=_finite)
 
@@ -106,7 +106,7 @@ def _finite(word: str) -> float:
 
 
 @contextmanager
-def sound(told: str, fix: str = "mend or remove it") -> Iterator[None]:
+def reading(told: str, fix: str = "mend or remove it") -> Iterator[None]:
     """Around what reads a file: a value that is missing or of a wrong kind is the file's mistake, told in a line."""
     try:
         yield
@@ -122,6 +122,6 @@ def sound(told: str, fix: str = "mend or remove it") -> Iterator[None]:
         raise UserError(f"{told}: {error}; {fix}") from None
 
 
-def hash_of(value: Any) -> str:
+def hash_recipe(value: Any) -> str:
     """A short name for a recipe: equal recipes have equal hashes, whatever the order of their keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

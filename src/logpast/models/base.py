@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from logpast.kernels.dispatch import token_losses
 from logpast.kernels.ops import HAS_TRITON
 from logpast.util.errors import UserError
-from logpast.util.validation import settle
+from logpast.util.validation import validate_fields
 
 State = dict[str, Tensor]  # the batch is the first dimension of each
 
@@ -41,7 +41,7 @@ class ModelConfig:
     """rows of the embedding table; by default the tokenizer's size, rounded up to a multiple of 64"""
 
     def __post_init__(self) -> None:
-        settle(self, "model.")
+        validate_fields(self, "model.")
         self._at_least(window=1, layers=1, heads=1, width=1)
         for name in ("mlp", "vocabulary"):
             if getattr(self, name) is not None:

@@ -90,7 +90,7 @@ class Block(nn.Module):
         return add_linear_norm(x, self.mlp_out, gelu_linear(seen, self.mlp_in), after)
 
 
-def through(
+def run_blocks(
     blocks: nn.ModuleList, x: Tensor, last: nn.LayerNorm, cache: KeyValueCache | None = None, skip: int = 0
 ) -> Tensor:
     """The norm `last` of what the blocks make of embeddings (B, T, d), without the first `skip` places.
@@ -146,7 +146,7 @@ class Transformer(LanguageModel):
         The result leaves the first `skip` of them out, and so does the work where they no longer matter.
         """
         x = x + self.positions.weight[start : start + x.shape[1]]
-        return through(self.blocks, x, self.norm, cache, skip)
+        return run_blocks(self.blocks, x, self.norm, cache, skip)
 
 
 def load_gpt2(model: Transformer, state: dict[str, Tensor]) -> None:

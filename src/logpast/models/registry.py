@@ -12,7 +12,7 @@ from logpast.models.baselines.time_local import TimeLocalTransformer
 from logpast.models.baselines.transformer_xl import TransformerXL
 from logpast.models.log_memory import LogMemoryTransformer
 from logpast.models.recent import RecentTransformer
-from logpast.util.errors import UserError, nearest
+from logpast.util.errors import UserError, suggest
 
 SYSTEMS: dict[str, type[LanguageModel]] = {
     "log_memory": LogMemoryTransformer,
@@ -27,7 +27,7 @@ SYSTEMS: dict[str, type[LanguageModel]] = {
 
 def known_system(name: str) -> str:
     if name not in SYSTEMS:
-        raise UserError(f"unknown model {name!r}; {nearest(name, list(SYSTEMS))}")
+        raise UserError(f"unknown model {name!r}; {suggest(name, list(SYSTEMS))}")
     return name
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from logpast.ledger.row import RESULTS
 from logpast.paper import printed
-from logpast.reporting.tables import Table, check_form, give
+from logpast.reporting.tables import Table, check_table_path, print_and_write
 from logpast.util.errors import UserError
-from logpast.util.validation import typed
+from logpast.util.validation import validate_arguments
 
 
-@typed
+@validate_arguments
 def accounting(out: Path | None = None) -> Table:
     """Print, row by row, what the per-word figures of the paper's Tables A1 and A2 appear to count.
 
@@ -30,8 +30,8 @@ def accounting(out: Path | None = None) -> Table:
     Returns:
         The table.
     """
-    check_form(out, RESULTS)
-    table = give(accounting_table(), out)
+    check_table_path(out, RESULTS)
+    table = print_and_write(accounting_table(), out)
     for sweep in (printed.sweep("A1"), printed.sweep("A2")):
         for row in sweep.rows:
             apart = printed.mean_ratio(sweep, row) - printed.ratio_by_formula(sweep, row.slots)

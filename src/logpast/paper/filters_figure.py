@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logpast.filters import MOST_SHARP, impulse_response
-from logpast.reporting.plots import check_picture, unframed, write_picture
+from logpast.reporting.plots import check_plot_path, remove_frame, write_plot
 from logpast.util.errors import UserError
-from logpast.util.validation import typed
+from logpast.util.validation import validate_arguments
 
 NOW = 30.0  # when the memory is read; also the last peak
 
 
-@typed
+@validate_arguments
 def draw_filters(
     out: Path = Path("filters.png"), sharpness: float | list[float] | None = None, peaks: int = 10
 ) -> Path:
@@ -46,7 +46,7 @@ def draw_filters(
     return _draw_rows(out, rows_of_k, peaks)
 
 
-@typed
+@validate_arguments
 def fig1(out: Path = Path("fig1.png")) -> Path:
     """Draw the paper's Figure 1: ten filters with k = 50 over time and log time, and the memory that they hold.
 
@@ -63,7 +63,7 @@ def fig1(out: Path = Path("fig1.png")) -> Path:
     return _draw_rows(out, [50.0])
 
 
-@typed
+@validate_arguments
 def fig_a1(out: Path = Path("figA1.png")) -> Path:
     """Draw the paper's Figure A1: as Figure 1, with wider filters (k = 10) and narrower ones (k = 100).
 
@@ -82,7 +82,7 @@ def fig_a1(out: Path = Path("figA1.png")) -> Path:
 
 def _draw_rows(out: Path, rows_of_k: list[float], peaks: int = 10, first_panel: int = 0) -> Path:
     """The panels of `draw_filters`, lettered from the so-many-th letter on."""
-    check_picture(out)
+    check_plot_path(out)
     from matplotlib.figure import Figure  # no pyplot: nothing global, no screen wanted
 
     centres = np.geomspace(1, NOW, peaks)
@@ -109,8 +109,8 @@ def _draw_rows(out: Path, rows_of_k: list[float], peaks: int = 10, first_panel: 
         for panel, axis in enumerate((linear, logarithmic, memory)):
             letter = ascii_uppercase[(first_panel + 3 * number + panel) % 26]
             axis.set_title(letter, loc="left", fontweight="bold")
-            unframed(axis)
-    write_picture(figure, out)
+            remove_frame(axis)
+    write_plot(figure, out)
     print(f"wrote {out}")
     return out
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from logpast.filters import PAPER_SPACING
-from logpast.ledger.documents import Documents, check, documents, familiar_perplexity, tells, values
-from logpast.ledger.query import Entry, chosen, condition, is_run, read
-from logpast.ledger.row import RESULTS, hash_of, sound
+from logpast.ledger.documents import Documents, detail, documents, familiar_perplexity, validate_documents, values
+from logpast.ledger.query import Entry, is_run, parse_condition, read, select
+from logpast.ledger.row import RESULTS, hash_recipe, reading
 from logpast.paper import printed
 from logpast.util.errors import UserError
-from logpast.util.serialization import flat
+from logpast.util.serialization import flatten
 
 AS_PRINTED = {"model.kernel": "paper", "model.normalize": "none"}
 Measure = Literal["ppl_token", "ppl_word", "ppl_familiar"]
@@ -71,10 +71,10 @@ def measured(table: printed.Sweep, results: Path, where: list[str] | None = None
     """
     if results == RESULTS and not results.is_dir() and not where:  # an installed copy has none
         return []
-    conditions = [condition(word) for word in where or []]
+    conditions = [parse_condition(word) for word in where or []]
     found: dict[str, Series] = {}
-    for entry in chosen(read(results, "--results"), conditions):
-        with sound(f"{entry.file}.jsonl, run {entry.get('run')!r} is not a row of a scored run"):
+    for entry in select(read(results, "--results"), conditions):
+        with reading(f"{entry.file}.jsonl, run {entry.get('run')!r} is not a row of a scored run"):
             if is_run(entry.row) and _belongs(entry, table):
                 _add(found, entry, table)
     told = [_told_apart(series, list(found.values())) for series in found.values()]
@@ -83,25 +83,25 @@ def measured(table: printed.Sweep, results: Path, where: list[str] | None = None
 
 def _add(found: dict[str, Series], entry: Entry, table: printed.Sweep) -> None:
     """To the series of its recipe, data and way of scoring. The same row twice counts once."""
-    row, recipe = entry.row, flat(entry.row["recipe"])
+    row, recipe = entry.row, flatten(entry.row["recipe"])
     slots, seed = recipe.pop("model.slots"), recipe.pop("seed")
     recipe |= {f"scores.{name}": row["scores"].get(name) for name in ("streams", "precision")}
     name = "delta" if recipe["model.system"] == "recent" else printed.k_equals(recipe["model.sharpness"])
     texts = row["train_data"], row["test_data"]
-    series = found.setdefault(hash_of([recipe, *texts]), Series(name, _about(row, table), recipe, texts, {}, {}))
+    series = found.setdefault(hash_recipe([recipe, *texts]), Series(name, _about(row, table), recipe, texts, {}, {}))
     seeds = series.points.setdefault(slots, {})
     if "state_bytes" in row:
         series.states[slots] = int(row["state_bytes"])
     kept = ("ppl_token", "ppl_word", "by_document")
     scores = {name: row["scores"][name] for name in kept if name in row["scores"]} | {"seen": int(row["train_tokens"])}
-    check(scores, series.documents)
+    validate_documents(scores, series.documents)
     before = seeds.get(seed, scores)
     if any(before[name] != scores[name] for name in ("ppl_token", "ppl_word")):
         raise UserError(
             f"{entry.file}.jsonl, run {entry.get('run')!r}: another row has other scores for the same recipe "
             f"(L = {slots}, {name}, seed {seed}) and text; remove one of the two"
         )
-    seeds[seed] = max(before, scores, key=tells)
+    seeds[seed] = max(before, scores, key=detail)
 
 
 def _told_apart(series: Series, all_series: list[Series]) -> Series:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from logpast.evaluation.vocabulary import UNSEEN
-from logpast.ledger.documents import against, spread
+from logpast.ledger.documents import difference, spread
 from logpast.paper import printed
 from logpast.paper.measured import Measure, Series, abouts, mark, measured
 from logpast.reporting.tables import Table
@@ -66,9 +66,9 @@ def _as_measured(one: Series, series: list[Series], slots: int) -> dict[str, str
     for control in series:
         if control.is_control_of(one) and slots in control.points:
             both = one.points[slots], control.points[slots], one.documents
-            found["ours − delta"] = against(*both)
+            found["ours − delta"] = difference(*both)
             if one.documents.tell_apart:
-                found["ours − delta, familiar"] = against(*both, familiar=True)
+                found["ours − delta, familiar"] = difference(*both, familiar=True)
     return found
 
 

@@ -11,14 +11,14 @@ from logpast.filters import paper_horizon
 from logpast.ledger.row import RESULTS
 from logpast.paper import printed
 from logpast.paper.measured import Measure, Series, abouts, mark, measured
-from logpast.reporting.plots import check_picture, write_picture
-from logpast.util.validation import typed
+from logpast.reporting.plots import check_plot_path, write_plot
+from logpast.util.validation import validate_arguments
 
 UNITS: dict[Measure, str] = {"ppl_token": "token", "ppl_word": "word", "ppl_familiar": "token, familiar documents"}
 COLOURS = {"delta": "0.4", "k = 100": "tab:blue", "k = 150": "tab:orange", "k = 200": "tab:green"}
 
 
-@typed
+@validate_arguments
 def results_figure(
     out: Path = Path("results-figure.png"),
     measure: Measure = "ppl_token",
@@ -46,7 +46,7 @@ def results_figure(
     Returns:
         Where the picture is.
     """
-    check_picture(out)
+    check_plot_path(out)
     tables = [printed.sweep("A1"), printed.sweep("A2")]
     ours = [measured(table, results, where) for table in tables]
     from matplotlib.figure import Figure
@@ -61,7 +61,7 @@ def results_figure(
             told = measure != "ppl_familiar" or any(one.documents.tell_apart for one in series)
             title = _draw_measured(axes[1, column], series, measure)
             _dress(axes[1, column], f"{'CD'[column]}. {title}", measure if told else "ppl_token")
-    write_picture(figure, out)
+    write_plot(figure, out)
     if not any(ours):
         print(f"no row of {results} belongs beside these tables yet: the printed values alone are drawn")
     print(f"wrote {out}")

@@ -12,11 +12,11 @@ from logpast.ledger.row import RESULTS
 from logpast.paper import printed
 from logpast.paper.measured import measured
 from logpast.paper.ours import beside, of_ours
-from logpast.reporting.tables import Table, aligned, check_form, give, write
-from logpast.util.validation import typed
+from logpast.reporting.tables import Table, as_text, check_table_path, print_and_write, write
+from logpast.util.validation import validate_arguments
 
 
-@typed
+@validate_arguments
 def table1(out: Path | None = None) -> Table:
     """Print the paper's Table 1, and the same figures on one basis: every token, words and line ends counted.
 
@@ -30,7 +30,7 @@ def table1(out: Path | None = None) -> Table:
     Returns:
         The table.
     """
-    check_form(out, RESULTS)
+    check_table_path(out, RESULTS)
     page, sweep = printed.page()["table1"], printed.sweep("A1")
     raw = {(row.slots, k): cell.raw for row in sweep.rows for k, cell in [("delta", row.delta), *row.filters.items()]}
     rows = []
@@ -47,10 +47,10 @@ def table1(out: Path | None = None) -> Table:
         "the rest; see `logpast paper accounting`. The cited systems read text with <unk>: beside, not against.",
     ]
     heads = ["model", "parameters", "attention", "per-word PPL", "on one basis"]
-    return give(Table(heads, rows, page["title"], notes), out)
+    return print_and_write(Table(heads, rows, page["title"], notes), out)
 
 
-@typed
+@validate_arguments
 def table_a1(out: Path | None = None, results: Path = RESULTS, where: list[str] | None = None) -> Table:
     """Print the paper's Table A1, WikiText-103 by L and k, and what we measured beside it, where there is any.
 
@@ -69,7 +69,7 @@ def table_a1(out: Path | None = None, results: Path = RESULTS, where: list[str] 
     return _give_sweep("A1", out, results, where)
 
 
-@typed
+@validate_arguments
 def table_a2(out: Path | None = None, results: Path = RESULTS, where: list[str] | None = None) -> Table:
     """Print the paper's Table A2, PG-19 by L and k, and what we measured beside it, where there is any.
 
@@ -90,16 +90,16 @@ def table_a2(out: Path | None = None, results: Path = RESULTS, where: list[str] 
 
 def _give_sweep(name: str, out: Path | None, results: Path, where: list[str] | None) -> Table:
     """As printed, and below it what we measured, each beside the printed figure; in a file, all cells in one table."""
-    check_form(out, results, RESULTS)
+    check_table_path(out, results, RESULTS)
     table = printed.sweep(name)
     series = measured(table, results, where)
     heads = ["L", "delta", "τ*max", *map(printed.k_equals, printed.SHARPNESSES)]
     rows = [[str(row.slots), str(row.delta), f"{row.window:,}", *map(str, row.filters.values())] for row in table.rows]
-    print(aligned(Table(heads, rows, table.title)))
+    print(as_text(Table(heads, rows, table.title)))
     found = beside(table, series)
     if series:
         title = "Ours, at a smaller scale, every token counted, beside the printed:"
-        print("\n" + aligned(of_ours(found)._replace(title=title)))
+        print("\n" + as_text(of_ours(found)._replace(title=title)))
     else:
         print(f"no row of {results} belongs beside this table yet: the printed values alone are given")
     if out is not None:

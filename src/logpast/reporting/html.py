@@ -6,7 +6,7 @@ import base64
 import html
 from typing import Any
 
-from logpast.reporting.plots import rendered
+from logpast.reporting.plots import render
 
 COLOURS = {"memory": "#b3282d", "control": "#2b5c8a"}
 
@@ -19,18 +19,18 @@ pre { background: #f5f3ee; padding: 1rem; white-space: pre-wrap } .note { color:
 """
 
 
-def wrapped(title: str, body: str) -> str:
+def html_page(title: str, body: str) -> str:
     """A whole page."""
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
 
-def picture(figure: Any, what: str) -> str:
+def html_image(figure: Any, what: str) -> str:
     """A matplotlib figure as an image that is part of the page."""
-    return f'<img alt="{html.escape(what)}" src="data:image/png;base64,{base64.b64encode(rendered(figure)).decode()}">'
+    return f'<img alt="{html.escape(what)}" src="data:image/png;base64,{base64.b64encode(render(figure)).decode()}">'
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
+def html_table(head: list[str], rows: list[list[str]]) -> str:
     """Cells are HTML; whoever fills them escapes what is foreign."""
     lines = ["".join(f"<th>{cell}</th>" for cell in head), *("".join(f"<td>{c}</td>" for c in row) for row in rows)]
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"

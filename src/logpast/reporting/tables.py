@@ -12,7 +12,7 @@ from textwrap import fill
 from typing import NamedTuple
 
 from logpast.util.errors import UserError
-from logpast.util.files import make_way, write_whole
+from logpast.util.files import atomic_write, ensure_writable
 
 FORMS = (".md", ".csv", ".json")
 KEPT = (".json", ".jsonl", ".md", ".safetensors")  # what measurements, and what is said of them, are kept in
@@ -29,7 +29,7 @@ class Table(NamedTuple):
     """each whole, in one line: who shows them breaks them"""
 
 
-def aligned(table: Table) -> str:
+def as_text(table: Table) -> str:
     """Columns under each other: numbers end together, words begin together."""
     columns = list(zip(table.heads, *table.rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
@@ -43,37 +43,37 @@ def aligned(table: Table) -> str:
     return "\n".join([*([table.title] if table.title else []), *(line.rstrip() for line in lines), *notes])
 
 
-def markdown(table: Table) -> str:
+def as_markdown(table: Table) -> str:
     """The table alone; its title and notes are prose, for the page around it."""
     cells = [[cell.replace("|", "\\|") for cell in line] for line in (table.heads, *table.rows)]
     lines = ["| " + " | ".join(line) + " |" for line in cells]
     return "\n".join([lines[0], "|---" * len(table.heads) + "|", *lines[1:]])
 
 
-def page(table: Table) -> str:
+def as_markdown_page(table: Table) -> str:
     """Markdown with title and notes."""
     notes = [re.sub(r"[<*]", r"\\\g<0>", note) for note in table.notes]  # neither tags nor lists
-    return "\n\n".join([f"**{table.title}**", markdown(table), *notes]) + "\n"
+    return "\n\n".join([f"**{table.title}**", as_markdown(table), *notes]) + "\n"
 
 
-def comma_separated(table: Table) -> str:
+def as_csv(table: Table) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([table.heads, *table.rows])
     return text.getvalue()
 
 
-def check_form(out: Path | None, *ledgers: Path) -> None:
+def check_table_path(out: Path | None, *ledgers: Path) -> None:
     """See to it that tables can be written there, before they are made, and not among the rows of a ledger's folder."""
     if out is None:
         return
     for ledger in ledgers:
-        keep_off(ledger, out)
+        protect_ledger(ledger, out)
     if out.suffix not in FORMS:
         raise UserError(f"cannot write a table to {str(out)!r}: its name must end in {', '.join(FORMS)}")
-    make_way(out)
+    ensure_writable(out)
 
 
-def keep_off(ledger: Path, out: Path) -> None:
+def protect_ledger(ledger: Path, out: Path) -> None:
     """Nothing is written over what a ledger's folder keeps, nor where it would be read as rows of it."""
     place, folder = out.resolve(), ledger.resolve()
     rows = {file.resolve() for file in folder.glob("*.json*")}
@@ -89,10 +89,10 @@ def write(table: Table, out: Path) -> None:
         named = [dict(zip(table.heads, row, strict=True)) for row in table.rows]
         text = json.dumps(table._asdict() | {"rows": named}, indent=2, ensure_ascii=False) + "\n"
     elif out.suffix == ".csv":
-        text = comma_separated(table)
+        text = as_csv(table)
     else:
-        text = page(table)
-    write_whole(out, text)
+        text = as_markdown_page(table)
+    atomic_write(out, text)
     print(f"wrote {out}")
 
 
@@ -100,9 +100,9 @@ def _is_number(cell: str) -> bool:
     return not cell or cell.lstrip("+-−")[:1].isdigit()
 
 
-def give(table: Table, out: Path | None) -> Table:
+def print_and_write(table: Table, out: Path | None) -> Table:
     """Print it, and write it to a file if one is named."""
-    print(aligned(table))
+    print(as_text(table))
     if out is not None:
         write(table, out)
     return table

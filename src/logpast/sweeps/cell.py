@@ -34,7 +34,7 @@ from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
 from logpast.training.loop import open_data, train
 from logpast.util.errors import UserError
-from logpast.util.files import locked
+from logpast.util.files import try_lock
 
 ARITHMETIC: dict[str, Precision] = {"bf16-mixed": "bfloat16", "64-true": "float64"}
 PATIENCE = 60.0  # seconds that a process which was told to stop has for it; its successor waits longer
@@ -152,7 +152,7 @@ def _logging_to(log: Path) -> Iterator[None]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as lock, log.open("ab") as file:  # two, for processes that we start get the second
         end = time.monotonic() + 2 * PATIENCE
-        while not locked(lock):
+        while not try_lock(lock):
             if time.monotonic() > end:
                 problem = f"another process is at work on this cell ({log} is locked); end it first"
                 os.write(lock.fileno(), f"logpast: {problem}\n".encode())  # nobody hears us yet but the log

@@ -14,10 +14,10 @@ from typing import Any
 from logpast.data import is_store
 from logpast.data.prepare import TO_TRAIN
 from logpast.ledger import row as ledger
-from logpast.training.config import TrainConfig, recipe
-from logpast.training.recipes import as_recipe, config_of, read_recipe, read_yaml
-from logpast.util.errors import UserError, nearest
-from logpast.util.serialization import flat
+from logpast.training.config import TrainConfig, recorded_settings
+from logpast.training.recipes import config_from_recipe, read_recipe, read_yaml, validate_recipe
+from logpast.util.errors import UserError, suggest
+from logpast.util.serialization import flatten
 
 FINEST = 0.0001  # part of a core or a GPU that Ray can deal out
 OURS = ("run", "resume", "devices")  # not for a page to set: a cell has its own folder, resumes, and has one device
@@ -60,7 +60,7 @@ class Cell:
     @property
     def key(self) -> str:
         """Equal where the same would be learned and scored."""
-        return ledger.hash_of([recipe(self.config), self.test])
+        return ledger.hash_recipe([recorded_settings(self.config), self.test])
 
     @property
     def texts(self) -> dict[str, tuple[str | None, ...]]:
@@ -78,7 +78,7 @@ def read_page(path: Path) -> Page:
         raise UserError(f"{path} is not a sweep: it needs grids, a list; see sweep-toy")
     for name in values:
         if name not in known:
-            raise UserError(f"{path}: unknown key {name!r}; {nearest(str(name), known)}")
+            raise UserError(f"{path}: unknown key {name!r}; {suggest(str(name), known)}")
     for name, kinds in (
         ("set", dict),
         ("test", str),
@@ -168,21 +168,21 @@ def _cell(
         if base not in recipes:
             recipes[base] = read_recipe(page.parent / base)
         base = recipes[base]
-    values = as_recipe(_with(as_recipe(deepcopy(base), page), settings, page), page)
+    values = validate_recipe(_with(validate_recipe(deepcopy(base), page), settings, page), page)
     labels = [choice.label for choice in picked if choice.axis != "seed"]
     name = re.sub(r"[^\w.+-]+", "_", "-".join([*labels, f"seed{values.get('seed', 0)}"]))
     if len(name.encode()) > LONGEST:
         raise UserError(f"{page}: {name[:40]}… is too long for the name of a cell; name variants in fewer letters")
     try:
-        config = config_of(values | {"run": str(out / "runs" / name), "resume": "auto", "devices": 1}, page)
+        config = config_from_recipe(values | {"run": str(out / "runs" / name), "resume": "auto", "devices": 1}, page)
     except UserError as error:
         raise UserError(f"{error} (cell {name})") from None
     return Cell(name, {choice.axis: choice.value for choice in picked}, config, test)
 
 
 def _settings(values: dict[str, Any], page: Path) -> dict[str, Any]:
-    with ledger.sound(f"{page} is not a sweep", "take one of the two out"):
-        return flat(values)
+    with ledger.reading(f"{page} is not a sweep", "take one of the two out"):
+        return flatten(values)
 
 
 def _with(values: dict[str, Any], settings: dict[str, Any], page: Path) -> dict[str, Any]:

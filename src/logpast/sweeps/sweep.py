@@ -21,21 +21,21 @@ from typing import Any
 
 from logpast.data import open_tokens
 from logpast.ledger import row as ledger
-from logpast.reporting.tables import Table, aligned
+from logpast.reporting.tables import Table, as_text
 from logpast.sweeps.cell import PATIENCE
 from logpast.sweeps.grid import Cell, cells_of, read_page
 from logpast.sweeps.runners import Cluster, Processes, Row, Runner
-from logpast.training.checkpoint import keep_weights_alone, sorted_checkpoints, step_of
+from logpast.training.checkpoint import drop_optimizer_state, sorted_checkpoints, step_of
 from logpast.training.log import last_record
 from logpast.training.loop import open_data
 from logpast.training.recipes import find_recipe
 from logpast.util.errors import UserError
-from logpast.util.files import alone, make_way
-from logpast.util.progress import Board, board, clock
-from logpast.util.validation import typed
+from logpast.util.files import ensure_writable, exclusive_lock
+from logpast.util.progress import JobBoard, format_seconds, job_board
+from logpast.util.validation import validate_arguments
 
 
-@typed
+@validate_arguments
 def sweep(
     page: Path,
     out: Path | None = None,
@@ -81,8 +81,8 @@ def sweep(
     if dry_run:
         _list(cells, done, plan.combinations - len(cells))
         return list(done.values())
-    make_way(out / "ledger.jsonl")
-    with alone(out):
+    ensure_writable(out / "ledger.jsonl")
+    with exclusive_lock(out):
         done = _finished(cells, out)  # once more, now that nobody else can be at it
         left = [cell for cell in cells if cell.key not in done]
         failed: dict[str, str] = {}
@@ -172,7 +172,7 @@ class _Sweep:
     def run(self) -> dict[str, str]:
         """Work until all cells are done or have failed, or time is up. Returns why cells failed, by name."""
         try:
-            with board("cell", "trained", "loss", "tokens/s") as progress:
+            with job_board("cell", "trained", "loss", "tokens/s") as progress:
                 try:
                     self._work(progress)
                 except BaseException:  # whatever it was, what cells have learned is kept
@@ -183,7 +183,7 @@ class _Sweep:
             self.runner.close()
         return self.failed
 
-    def _work(self, progress: Board) -> None:
+    def _work(self, progress: JobBoard) -> None:
         while True:
             while self.waiting and self._may_begin():
                 self._begin(self.waiting.popleft(), progress)
@@ -206,7 +206,7 @@ class _Sweep:
     def _longest(self) -> float:
         return max((row["seconds"] for row in self.done.values()), default=0.0)
 
-    def _begin(self, cell: Cell, progress: Board) -> None:
+    def _begin(self, cell: Cell, progress: JobBoard) -> None:
         known = _texts_of(self.cells, self.done, self.out)
         job = {
             "config": cell.config.to_dict(),
@@ -220,7 +220,7 @@ class _Sweep:
         share = _share(cell, saved=True)
         progress.say(f"{cell.name}: {how}" + (f" at {share:.0%}" if share else ""))
 
-    def _collect(self, progress: Board) -> None:
+    def _collect(self, progress: JobBoard) -> None:
         """Wait a moment, and note what has ended in it."""
         for future in wait(self.running, timeout=0.5, return_when=FIRST_COMPLETED).done:
             self._note(self.running.pop(future), future, progress)
@@ -238,10 +238,10 @@ class _Sweep:
         left += [1 - _share(cell, saved=True) for cell in self.waiting]
         if self.done and left:
             each = statistics.mean(row["seconds"] for row in self.done.values())
-            text += f", about {clock(each * sum(left) / min(self.runner.places, len(left)))} left"
+            text += f", about {format_seconds(each * sum(left) / min(self.runner.places, len(left)))} left"
         return text
 
-    def _note(self, cell: Cell, future: Future[Row], progress: Board) -> None:
+    def _note(self, cell: Cell, future: Future[Row], progress: JobBoard) -> None:
         try:
             row = future.result()
         except Exception as error:
@@ -250,13 +250,13 @@ class _Sweep:
                 progress.say(f"{cell.name}: failed: {self.failed[cell.name]} ({self._log(cell.name)})")
             return
         row["sweep"] = {"cell": cell.name, "choices": cell.choices, "test": cell.test, "key": cell.key}
-        keep_weights_alone(cell.config.run)  # before the row, for a cell that has one is not looked at again
+        drop_optimizer_state(cell.config.run)  # before the row, for a cell that has one is not looked at again
         ledger.append(self.out / "ledger.jsonl", row)
         self.done[cell.key] = row
         figure = _shown(row["scores"]["ppl_token"], 2)
         progress.say(f"{cell.name}: ppl_token {figure} in {row['seconds']:,.0f} s; {self._count()}")
 
-    def _stop(self, progress: Board) -> None:
+    def _stop(self, progress: JobBoard) -> None:
         self.stopping = True
         self.runner.stop()
         end = time.monotonic() + PATIENCE
@@ -302,7 +302,7 @@ def _tell(cells: list[Cell], done: dict[str, Row], failed: dict[str, str], out: 
             figures = _shown(scores["ppl_token"], 2), _shown(scores["bits_per_byte"], 4)
             rows.append([cell.name, *figures, f"{row['train_tokens']:,}", f"{row['seconds']:,.0f}"])
     if rows:
-        print(aligned(Table(["cell", "ppl_token", "bits/byte", "tokens", "seconds"], rows)))
+        print(as_text(Table(["cell", "ppl_token", "bits/byte", "tokens", "seconds"], rows)))
     left = len(cells) - len(done) - len(failed)
     go_on = f"; {left} to do: the same command goes on" if left else ""
     print(f"{len(done)} of {len(cells)} cells finished, rows in {out / 'ledger.jsonl'}{go_on}")

@@ -33,7 +33,7 @@ from logpast.data import Tokenizer, load_tokenizer
 from logpast.models import LanguageModel, State, build
 from logpast.training.config import TrainConfig
 from logpast.util.errors import UserError
-from logpast.util.files import remove, sha256_of, whole_or_absent, write_whole
+from logpast.util.files import atomic_folder, atomic_write, remove_folder, sha256_of
 
 STEP = re.compile(r"step-\d{8,}")
 FOR_TRAINING = ("optimizer.safetensors", "carried.safetensors")  # what only a run that goes on needs
@@ -171,7 +171,7 @@ def save_checkpoint(
     """Write a checkpoint for state["step"], then drop those that are neither among the latest nor the best."""
     run = config.run
     place = checkpoint_path(run, state["step"])
-    with whole_or_absent(place) as folder:
+    with atomic_folder(place) as folder:
         save_file(_on_cpu(model.state_dict()), folder / "model.safetensors")
         moments = {
             f"{name}/{key}": value
@@ -191,16 +191,16 @@ def save_checkpoint(
     best = (state.get("best") or {}).get("step")
     for old in sorted_checkpoints(run)[: -config.keep]:
         if old != checkpoint_path(run, best or -1):
-            remove(old)
+            remove_folder(old)
 
 
-def keep_weights_alone(run: Path) -> None:
+def drop_optimizer_state(run: Path) -> None:
     """Of a run that is finished: two thirds of each checkpoint are of no use any more."""
     for folder in sorted_checkpoints(run):
         with suppress(UserError):  # a damaged one, or no room: then it stays as it is
             state = open_checkpoint(folder).state
             sizes = {name: size for name, size in state["sizes"].items() if name not in FOR_TRAINING}
-            write_whole(folder / "state.json", json.dumps(state | {"sizes": sizes}, indent=2) + "\n")  # whole without
+            atomic_write(folder / "state.json", json.dumps(state | {"sizes": sizes}, indent=2) + "\n")  # whole without
             for name in FOR_TRAINING:
                 (folder / name).unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ _kept: dict[tuple[Any, ...], LanguageModel] = {}
 _made = 0
 
 
-def compiled(model: LanguageModel, config: TrainConfig, device: torch.device) -> LanguageModel:
+def compile_model(model: LanguageModel, config: TrainConfig, device: torch.device) -> LanguageModel:
     """The model, compiled; or one that an earlier run of the same sizes is done with, which takes over its weights."""
     global _made
     if kept := _kept.pop(_kind(model, config, device), None):
@@ -35,7 +35,7 @@ def compiled(model: LanguageModel, config: TrainConfig, device: torch.device) ->
     return model
 
 
-def done_with(model: LanguageModel, config: TrainConfig, device: torch.device) -> None:
+def release_model(model: LanguageModel, config: TrainConfig, device: torch.device) -> None:
     """Keep a compiled model that nobody uses any more for the next run, without its weights."""
     for weight in model.parameters():
         weight.data, weight.grad = weight.new_empty(0), None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from logpast.data.batching import Streams
 from logpast.models import LogMemoryConfig, ModelConfig, config_from_dict, config_to_dict
 from logpast.util.errors import UserError
-from logpast.util.validation import settle
+from logpast.util.validation import validate_fields
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class DataConfig:
     """score only about the first so many validation tokens while training; default: all"""
 
     def __post_init__(self) -> None:
-        settle(self, "data.")
+        validate_fields(self, "data.")
         for name in ("train", "validation", "tokenizer"):
             if getattr(self, name) == "":
                 raise UserError(f"data.{name} is empty; name one, or leave it out")
@@ -60,7 +60,7 @@ class OptimizerConfig:
     """largest norm of the gradient; 0 turns clipping off"""
 
     def __post_init__(self) -> None:
-        settle(self, "optimizer.")
+        validate_fields(self, "optimizer.")
         for name in ("learning_rate", "final_learning_rate", "warmup_steps", "weight_decay", "clip"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"optimizer.{name} must be 0 or above, got {getattr(self, name)}")
@@ -116,7 +116,7 @@ class TrainConfig:
     one; or the path of a checkpoint to go on from"""
 
     def __post_init__(self) -> None:
-        settle(self)
+        validate_fields(self)
         positive = ("batch_size", "devices", "validate_every", "checkpoint_every", "keep", "log_every")
         for name in positive:
             if getattr(self, name) < 1:
@@ -165,12 +165,12 @@ FREE_TO_CHANGE = {
 }  # fmt: skip
 
 
-def lesson(config: TrainConfig) -> dict[str, Any]:
+def training_settings(config: TrainConfig) -> dict[str, Any]:
     """The part of a config that decides what is learned: what a resumed run must share."""
     values = config.to_dict()
     return {f.name: values[f.name] for f in fields(config) if f.name not in FREE_TO_CHANGE}
 
 
-def recipe(config: TrainConfig) -> dict[str, Any]:
+def recorded_settings(config: TrainConfig) -> dict[str, Any]:
     """The part that decides which weights are scored, the best of those that were validated: what the ledger hashes."""
-    return lesson(config) | ({"validate_every": config.validate_every} if config.data.validation else {})
+    return training_settings(config) | ({"validate_every": config.validate_every} if config.data.validation else {})

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from logpast.util.errors import UserError
-from logpast.util.files import write_whole
-from logpast.util.serialization import jsonable
+from logpast.util.files import atomic_write
+from logpast.util.serialization import json_safe
 
 TAIL = 4096  # bytes: some records
 SHOWN = ("step", "epoch", "loss", "tokens_per_second")  # numbers that every record of training has
@@ -27,7 +27,7 @@ class Log:
             return
         path = folder / "log.jsonl"
         kept = [line for line in _lines(path) if line["step"] <= step]
-        write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+        atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
         self.file = path.open("a", buffering=1)
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -36,7 +36,7 @@ class Log:
 
     def write(self, step: int, **values: Any) -> None:
         if self.file:
-            self.file.write(json.dumps(jsonable({"step": step, **values}), allow_nan=False) + "\n")
+            self.file.write(json.dumps(json_safe({"step": step, **values}), allow_nan=False) + "\n")
         if self.board:
             for name, value in values.items():
                 if isinstance(value, int | float):

@@ -26,14 +26,14 @@ from logpast.kernels.cuda_graphs import Replay
 from logpast.kernels.ops import HAS_TRITON
 from logpast.models import Recurrent, State, build
 from logpast.training.checkpoint import save_checkpoint
-from logpast.training.compile import compiled, done_with
+from logpast.training.compile import compile_model, release_model
 from logpast.training.config import DataConfig, TrainConfig
 from logpast.training.log import Log
-from logpast.training.optimizer import build_optimizer, learning_rate, set_rate
+from logpast.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from logpast.training.run_dir import entered, find_resumption
 from logpast.util.environment import describe, revision
 from logpast.util.errors import Diverged, UserError
-from logpast.util.progress import Meter, meter
+from logpast.util.progress import ProgressBar, progress_bar
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -53,7 +53,11 @@ def train(config: TrainConfig) -> dict[str, Any]:
         The final state, as in the checkpoint's state.json.
     """
     run = Run(config)
-    with closing(run), _stop_signals() as stop, meter("training", run.total, run.done, visible=run.leads) as progress:
+    with (
+        closing(run),
+        _stop_signals() as stop,
+        progress_bar("training", run.total, run.done, visible=run.leads) as progress,
+    ):
         progress.say(run.greeting())
         for batch in run.batches_to_come():
             run.step(batch)
@@ -90,7 +94,7 @@ class Run:
         if resumed:
             resumed.load_weights(bare)
         self.compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
-        self.bare = bare = compiled(bare, config, fabric.device) if self.compiled else bare
+        self.bare = bare = compile_model(bare, config, fabric.device) if self.compiled else bare
         where = config.data.streams, config.data.jitter, fabric.device
         self.batches: Batches | Lanes
         if isinstance(bare, Recurrent):
@@ -173,7 +177,7 @@ class Run:
     def step(self, batch: Batch | Segments) -> None:
         """One optimizer step."""
         self.rate = learning_rate(self.config.optimizer, self.done, self.total)
-        set_rate(self.optimizer, self.rate)
+        set_learning_rate(self.optimizer, self.rate)
         self.update(batch.to(self.fabric.device))
         self.done += 1
 
@@ -226,7 +230,7 @@ class Run:
         )
         return f"loss {loss:.4f} ppl {perplexity(loss, 1):.2f} {speed:,.0f} tokens/s"
 
-    def validate(self, progress: Meter) -> bool:
+    def validate(self, progress: ProgressBar) -> bool:
         """Score the validation text; True if the model was never better."""
         assert self.validation is not None
         fabric, config, started = self.fabric, self.config, time.monotonic()
@@ -272,7 +276,7 @@ class Run:
         self.log.close()
         self.folder.close()
         if self.compiled and self.fabric.world_size == 1:
-            done_with(self.bare, self.config, self.fabric.device)
+            release_model(self.bare, self.config, self.fabric.device)
 
     def greeting(self) -> str:
         state, hardware = self.state, self.state["hardware"]

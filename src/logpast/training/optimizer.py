@@ -30,7 +30,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.dev
     )
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)

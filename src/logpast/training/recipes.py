@@ -13,8 +13,8 @@ import yaml
 
 from logpast.models import SYSTEMS, known_system
 from logpast.training.config import TrainConfig
-from logpast.util.errors import UserError, nearest, one_line
-from logpast.util.serialization import flat
+from logpast.util.errors import UserError, one_line, suggest
+from logpast.util.serialization import flatten
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -45,7 +45,7 @@ def find_recipe(name: Path) -> Path:
     if name.exists() or name.suffix or name.name != str(name):
         return name
     if name.name not in shipped_recipes():
-        raise UserError(f"no recipe {name}; {nearest(name.name, shipped_recipes())}, or give the path of a YAML file")
+        raise UserError(f"no recipe {name}; {suggest(name.name, shipped_recipes())}, or give the path of a YAML file")
     return SHIPPED / f"{name}.yaml"
 
 
@@ -64,10 +64,10 @@ def read_yaml(file: Path) -> Any:
 
 def read_recipe(file: Path) -> dict[str, Any]:
     """A recipe for `train` as it is written, model always in it."""
-    return as_recipe(read_yaml(file), file)
+    return validate_recipe(read_yaml(file), file)
 
 
-def as_recipe(values: Any, place: object) -> dict[str, Any]:
+def validate_recipe(values: Any, place: object) -> dict[str, Any]:
     """The same values if they look like a recipe; `place` is where they come from."""
     if not isinstance(values, dict):
         raise UserError(f"{place} is not a recipe: it should hold keys such as run, model and data")
@@ -94,13 +94,13 @@ def fit_to_system(recipe: dict[str, Any], system: str, parser: ArgumentParser, p
     model = {name: value for name, value in recipe["model"].items() if name not in others and name != "system"}
     fitting = recipe | {"model": model}
     known = [action.dest for action in parser._actions if action.dest != "help"]
-    for key in flat(fitting):
+    for key in flatten(fitting):
         if key not in known:
-            raise UserError(f"{place}: unknown key {key!r}; {nearest(key, known)}")
+            raise UserError(f"{place}: unknown key {key!r}; {suggest(key, known)}")
     return fitting
 
 
-def config_of(recipe: dict[str, Any], place: object) -> TrainConfig:
+def config_from_recipe(recipe: dict[str, Any], place: object) -> TrainConfig:
     """The config that a recipe stands for, each value of the type that it should have."""
     system = known_system(recipe["model"].get("system", "log_memory"))
     parser = _parser_of(system)
@@ -121,7 +121,7 @@ def _parser_of(system: str) -> ArgumentParser:
     return parser
 
 
-def checked(kind: type[T], values: dict[str, Any], place: str) -> T:
+def validate_section(kind: type[T], values: dict[str, Any], place: str) -> T:
     """What the values stand for, each known and of the type that it should have; an empty one is as if left out."""
     import jsonargparse
 
@@ -130,7 +130,7 @@ def checked(kind: type[T], values: dict[str, Any], place: str) -> T:
     known = [action.dest for action in parser._actions if action.dest != "help"]
     for name in values:
         if name not in known:
-            raise UserError(f"{place}: unknown key {name!r}; {nearest(str(name), known)}")
+            raise UserError(f"{place}: unknown key {name!r}; {suggest(str(name), known)}")
     try:
         given = {name: value for name, value in values.items() if value is not None}
         return kind(**parser.parse_object(given).as_dict())

@@ -12,10 +12,18 @@ import yaml
 
 from logpast.data import TokenStore, is_store
 from logpast.training.checkpoint import Checkpoint, checkpoint_path, find_checkpoint, sorted_checkpoints, step_of
-from logpast.training.config import TrainConfig, lesson
+from logpast.training.config import TrainConfig, training_settings
 from logpast.util.errors import UserError
-from logpast.util.files import LOCK, UNFINISHED, alone, remove, sweep, whole_or_absent, write_whole
-from logpast.util.serialization import flat
+from logpast.util.files import (
+    LOCK,
+    UNFINISHED,
+    atomic_folder,
+    atomic_write,
+    exclusive_lock,
+    remove_folder,
+    remove_leftovers,
+)
+from logpast.util.serialization import flatten
 
 
 def find_resumption(config: TrainConfig, store: TokenStore, validation: TokenStore | None) -> Checkpoint | None:
@@ -58,7 +66,7 @@ def find_resumption(config: TrainConfig, store: TokenStore, validation: TokenSto
 
 def _apart(theirs: TrainConfig, ours: TrainConfig) -> dict[str, tuple[Any, Any]]:
     """The settings, of those that decide what is learned, in which a run that was begun differs from ours."""
-    begun, wanted = flat(lesson(theirs)), flat(lesson(ours))
+    begun, wanted = flatten(training_settings(theirs)), flatten(training_settings(ours))
     if ours.model.vocabulary is None:  # still open
         wanted["model.vocabulary"] = begun.get("model.vocabulary")
     if is_store(ours.data.train):  # which has its own
@@ -93,20 +101,20 @@ def _in_the_way(run: Path) -> str:
 def entered(config: TrainConfig, resumed: Checkpoint | None) -> Iterator[None]:
     """Have the run's folder to oneself: make it, clear from it what a killed run left, bring a resumed run's best."""
     config.run.mkdir(parents=True, exist_ok=True)
-    with alone(config.run, "--run"):
-        sweep(config.run)
-        sweep(config.run / "checkpoints")
+    with exclusive_lock(config.run, "--run"):
+        remove_leftovers(config.run)
+        remove_leftovers(config.run / "checkpoints")
         for folder in sorted_checkpoints(config.run):
             if resumed is None:
                 raise UserError(f"another run has come to stand in {config.run}; give another --run folder")
             if step_of(folder) > resumed.step:  # later than where we go on: it was found damaged
-                remove(folder)
+                remove_folder(folder)
         if resumed and resumed.state["best"]:
             best = checkpoint_path(config.run, resumed.state["best"]["step"])
             source = resumed.path.with_name(best.name)
             if source.exists() and not best.exists():
-                with whole_or_absent(best) as folder:
+                with atomic_folder(best) as folder:
                     shutil.copytree(source, folder, dirs_exist_ok=True)
         text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
-        write_whole(config.run / "config.yaml", text)
+        atomic_write(config.run / "config.yaml", text)
         yield

@@ -4,7 +4,7 @@ import difflib
 import errno
 import re
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or one's share of it
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or one's share of it
 
 
 class UserError(ValueError):
@@ -15,7 +15,7 @@ class Diverged(UserError):
     """Training went to infinity; other settings may not."""
 
 
-def nearest(name: str, known: list[str]) -> str:
+def suggest(name: str, known: list[str]) -> str:
     """The end of an error about an unknown name: what may have been meant."""
     cased = {each.lower(): each for each in reversed(known)}
     near = difflib.get_close_matches(name.lower(), cased, n=1)

@@ -23,7 +23,7 @@ class _Console(Console):
         self.quiet = True
 
 
-class Meter:
+class ProgressBar:
     """Says how far a job is; `update` may be called as often as one likes."""
 
     def __init__(self, title: str, total: int | None, live: Progress | None, console: Console, done: int) -> None:
@@ -43,7 +43,7 @@ class Meter:
                 self.say(f"{self.title} {done:,} {note}")
                 return
             left = (now - self.started) / max(done - self.start, 1) * (self.total - done)
-            self.say(f"{self.title} {done:,}/{self.total:,} {note} {clock(left)} left")
+            self.say(f"{self.title} {done:,}/{self.total:,} {note} {format_seconds(left)} left")
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -51,21 +51,21 @@ class Meter:
 
 
 @contextmanager
-def meter(title: str, total: int | None, done: int = 0, visible: bool = True) -> Iterator[Meter]:
+def progress_bar(title: str, total: int | None, done: int = 0, visible: bool = True) -> Iterator[ProgressBar]:
     """Progress of one job, on standard error, so that standard output stays clean for results."""
     console = _Console(file=sys.stderr, quiet=not visible, emoji=False)  # wikitext103:train: is no train
     if not (visible and console.is_terminal):
-        yield Meter(title, total, None, console, done)
+        yield ProgressBar(title, total, None, console, done)
         return
     columns = (
         TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), TaskProgressColumn(),
         MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True) as live:
-        yield Meter(title, total, live, console, done)
+        yield ProgressBar(title, total, live, console, done)
 
 
-class Board:
+class JobBoard:
     """Says how far several jobs are that run at the same time."""
 
     def __init__(self, columns: tuple[str, ...], live: Live | None, console: Console) -> None:
@@ -89,17 +89,17 @@ class Board:
 
 
 @contextmanager
-def board(*columns: str) -> Iterator[Board]:
+def job_board(*columns: str) -> Iterator[JobBoard]:
     """Progress of several jobs: a live table on a terminal, else a line now and then; on standard error."""
     console = _Console(file=sys.stderr, emoji=False)
     if not console.is_terminal:
-        yield Board(columns, None, console)
+        yield JobBoard(columns, None, console)
         return
     with Live(console=console, transient=True, refresh_per_second=2) as live:
-        yield Board(columns, live, console)
+        yield JobBoard(columns, live, console)
 
 
-def clock(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """1:05, or 2:01:05 with hours."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -15,33 +15,35 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from logpast.util.errors import UserError, nearest
+from logpast.util.errors import UserError, suggest
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def typed(function: Callable[P, R]) -> Callable[P, R]:
+def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """A verb whose arguments are settled before it begins."""
 
     @wraps(function)
     def settling(*args: P.args, **kwargs: P.kwargs) -> R:
         hints, given = get_type_hints(function), inspect.signature(function).bind(*args, **kwargs)
-        given.arguments.update({name: settled(name, value, hints[name]) for name, value in given.arguments.items()})
+        given.arguments.update(
+            {name: validate_value(name, value, hints[name]) for name, value in given.arguments.items()}
+        )
         return function(*given.args, **given.kwargs)
 
     return settling
 
 
-def settle(config: Any, before: str = "") -> None:
+def validate_fields(config: Any, before: str = "") -> None:
     """The same for the fields of a frozen dataclass, in its __post_init__; `before` stands before a field's name."""
     hints = get_type_hints(type(config))
     for each in fields(config):
-        value = settled(before + each.name, getattr(config, each.name), hints[each.name])
+        value = validate_value(before + each.name, getattr(config, each.name), hints[each.name])
         object.__setattr__(config, each.name, value)
 
 
-def settled(name: str, value: Any, kind: Any) -> Any:
+def validate_value(name: str, value: Any, kind: Any) -> Any:
     """A setting of this type: a text is one of its choices, a path, a list of one, or wrong; a number is whole where
     it must be; all else is as it is, where there is more than choices.
     """
@@ -69,7 +71,7 @@ def settled(name: str, value: Any, kind: Any) -> Any:
         return Path(value)
     if list[str] in kinds:
         return [value]
-    instead = nearest(str(value), choices) if choices else f"it is no text, but {_named(kinds)}"
+    instead = suggest(str(value), choices) if choices else f"it is no text, but {_named(kinds)}"
     raise UserError(f"{name} cannot be {value!r}; {instead}")
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from logpast.memory.naive import embed
 from logpast.models.base import Recurrent, RecurrentConfig, State
 from logpast.models.baselines.transformer_xl import RelativeAttention, TransformerXL, TransformerXLConfig, by_place
-from logpast.models.decoder import Attention, Block, KeyValueCache, through
+from logpast.models.decoder import Attention, Block, KeyValueCache, run_blocks
 from logpast.util.precision import accumulation_dtype, in_autocast
 
 
@@ -94,7 +94,7 @@ class RecurrentMemoryTransformer(Recurrent):
         read, own, write = self.positions.weight.split([n, self.window, n])  # however long, it is written at the end
         x = torch.cat([memory, embed(self.table.weight, tokens), memory], dim=1)
         x = x + torch.cat([read, own[:length], write])
-        hidden = through(self.blocks, x, self.norm, skip=n)
+        hidden = run_blocks(self.blocks, x, self.norm, skip=n)
         after = {"memory_tokens": hidden[:, length:].to(memory.dtype)}
         return hidden[:, :length], after, x.new_zeros(len(x), dtype=torch.float32)
 
