@@ -113,7 +113,7 @@ def test_utf_16_is_told(tmp_path: Path) -> None:
         ("wikitext103", r"wikitext103 is a corpus, and no text of it: write wikitext103:train \(there is "),
         ("nothing/like/it.txt", r"no file, folder or corpus .*Known corpora are wikitext103:train, "),
         ("wikitext103:tset", "write wikitext103:test .there is train, validation, test"),
-        ("wiki22k:test", "write wiki22k:train"),
+        ("wiki22k:validation", "write wiki22k:train"),
         ("wiki22k:tran[:5]", "wiki22k:tran is no part of wiki22k: write wiki22k:train"),
         ("wiki22k:train[-5:]", "write wiki22k:train"),
         ("wiki22k:train[:5][::2]", "write wiki22k:train"),
@@ -232,7 +232,7 @@ def test_wikitext_has_sixty_articles(split: str) -> None:
     assert len(found) == 60
     assert found[0][0] == {"validation": "Homarus gammarus", "test": "Robert Boulter"}[split]
     assert all(text.startswith(f" = {title} = \n \n") for title, text in found[1:])
-    file = DATA / "wikitext103" / corpora.CORPORA["wikitext103"].splits[split]
+    file = DATA / "wikitext103" / corpora.CORPORA["wikitext103"].splits[split][0]
     assert "".join(text for _, text in found) == file.read_bytes().decode()
 
 
@@ -280,7 +280,7 @@ def use_hub(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def wikitext_rows(split: str) -> list[dict[str, Any]]:
     """As the hub has them: the raw file's lines, the blank ones empty."""
-    name = corpora.CORPORA["wikitext103"].splits[split]
+    name = corpora.CORPORA["wikitext103"].splits[split][0]
     lines = (DATA / "wikitext103" / name).read_bytes().decode().split("\n")[:-1]
     return [{"text": line + "\n" if line.strip() else ""} for line in lines]
 
@@ -363,3 +363,33 @@ def test_a_file_without_titles_is_not_held_until_its_end(monkeypatch: pytest.Mon
     first = next(passages)
     assert (first.title, len(given)) == ("f.raw", 8)
     assert first.text + "".join(passage.text for passage in passages) == "no title here\n" * 1000
+
+
+def test_wiki22k_test_is_every_fiftieth_article_and_rest_are_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "wiki22k" / "train.raw"
+    file.parent.mkdir()
+    file.write_text("".join(f" \n = Article {number} = \n \n Text {number} . \n" for number in range(120)))
+
+    def titles(split: str) -> list[str | None]:
+        passages = read(find(f"wiki22k:{split}", tmp_path), Tally())
+        return [passage.title for passage in passages if passage.title is not None]
+
+    every = titles("train")
+    assert len(every) == 120
+    assert titles("test") == [every[49], every[99]]
+    assert titles("rest") == [title for title in every if title not in titles("test")]
+    assert titles("test[1:]") == [every[99]]
+    assert titles("rest[48:50]") == [every[48], every[50]]
+
+
+def test_pg19_both_are_train_and_more(tmp_path: Path) -> None:
+    for split, numbers in (("train", (11, 12)), ("more", (3, 20))):
+        (tmp_path / "pg19" / split).mkdir(parents=True)
+        for number in numbers:
+            (tmp_path / "pg19" / split / f"{number}.txt").write_text(f"book {number}\r\n")
+    found = [passage.title for passage in read(find("pg19:both", tmp_path), Tally())]
+    assert found == ["11", "12", "20", "3"]
+    (tmp_path / "pg19" / "more" / "3.txt").unlink()
+    (tmp_path / "pg19" / "more" / "20.txt").unlink()
+    with pytest.raises(UserError, match=r"pg19/more/\*\.txt"):
+        find("pg19:both", tmp_path)

@@ -1,6 +1,7 @@
 """Where text comes from: a SOURCE becomes a stream of documents, read in pieces, never whole.
 
-    wikitext103:test    a split of a known corpus (wikitext103, pg19, kjv: train, validation, test; wiki22k: train)
+    wikitext103:test    a split of a known corpus (wikitext103, pg19, kjv: train, validation, test; see CORPORA for
+                        others)
     pg19:train[::10]    some of its documents, by number as Python counts: the first of every ten; [:50] the first 50.
                         Files are in the order of their names, what the hub has in its own
     wikitext103         all its splits
@@ -73,7 +74,8 @@ class Source:
     articles: bool = False  # an item holds many documents, in WikiText's format
     unix: bool = False  # CR LF becomes LF
     sha256: str | None = None  # what the bytes must add up to
-    documents: range = range(sys.maxsize)  # those that are wanted, by number
+    belongs: Callable[[int], bool] = lambda number: True  # which of the items' documents the split consists of
+    documents: range = range(sys.maxsize)  # those of the split that are wanted, by number
 
 
 @dataclass
@@ -94,8 +96,10 @@ class Tally:
 class Corpus:
     """A corpus known by name: its splits' files below LOGPAST_DATA/name, and where the hub has its rows."""
 
-    splits: dict[str, str]
+    splits: dict[str, tuple[str, ...]]  # name -> patterns of its files
+    belongs: dict[str, Callable[[int], bool]] = field(default_factory=dict)  # splits that have some documents of a file
     hub: tuple[str, ...] = ()
+    standard: tuple[str, ...] = ("train", "validation", "test")  # splits that the bare name stands for, and the hub has
     items: Callable[[str, Iterable[Row]], Iterator[Item]] | None = None
     stream: bool = False  # rows come over the network as they are read, not by way of a copy on disk
     traits: dict[str, bool] = field(default_factory=dict)
@@ -138,7 +142,7 @@ def kjv_chapters(split: str) -> Iterator[Item]:
 
 CORPORA = {
     "wikitext103": Corpus(
-        {"train": "wiki.train.raw", "validation": "wiki.valid.raw", "test": "wiki.test.raw"},
+        {"train": ("wiki.train.raw",), "validation": ("wiki.valid.raw",), "test": ("wiki.test.raw",)},
         hub=("Salesforce/wikitext", "wikitext-103-raw-v1"),
         items=_raw_file,
         traits={"articles": True},
@@ -147,15 +151,21 @@ CORPORA = {
             "test": "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08",
         },
     ),
-    "wiki22k": Corpus({"train": "train.raw"}, traits={"articles": True}),
-    "pg19": Corpus(
-        {split: f"{split}/*.txt" for split in ("train", "validation", "test")},
+    "wiki22k": Corpus(  # `train` is all of it; `test` and `rest` are a held-out part and the others
+        {split: ("train.raw",) for split in ("train", "rest", "test")},
+        standard=("train",),
+        belongs={"rest": lambda number: number % 50 != 49, "test": lambda number: number % 50 == 49},
+        traits={"articles": True},
+    ),
+    "pg19": Corpus(  # `more`: further training books; `both`: `train` and `more`
+        {split: (f"{split}/*.txt",) for split in ("train", "more", "validation", "test")}
+        | {"both": ("train/*.txt", "more/*.txt")},
         hub=("emozilla/pg19",),
         items=_books,
         stream=True,
         traits={"unix": True},
     ),
-    "kjv": Corpus({"train": "", "validation": "", "test": ""}, package=kjv_chapters),
+    "kjv": Corpus({"train": (), "validation": (), "test": ()}, package=kjv_chapters),
 }
 
 
@@ -209,15 +219,18 @@ def _known(name: str, split: str, root: Path | None) -> Source:
         return Source(spec, chapters, stamp=(spec,), probe=lambda: next(chapters()))
     home = os.environ.get("LOGPAST_DATA")
     folder = root or (Path(home) if home else None)
-    files = sorted((folder / name).glob(corpus.splits[split])) if folder else []
+    patterns = corpus.splits[split]
+    files = [sorted((folder / name).glob(pattern)) for pattern in patterns] if folder else []
     traits: dict[str, Any] = {**corpus.traits, "sha256": corpus.sha256.get(split)}
-    if files:
-        return _local(spec, {file.stem: file for file in files}, **traits)
+    if split in corpus.belongs:
+        traits["belongs"] = corpus.belongs[split]
+    if files and all(files):
+        return _local(spec, {file.stem: file for some in files for file in some}, **traits)
     missing = (
-        f"{spec} is not here: put {name}/{corpus.splits[split]} into the folder that LOGPAST_DATA names "
-        f"({folder or 'not set'})"
+        f"{spec} is not here: put {' and '.join(f'{name}/{pattern}' for pattern in patterns)} into the folder that "
+        f"LOGPAST_DATA names ({folder or 'not set'})"
     )
-    if corpus.items is None:
+    if corpus.items is None or split not in corpus.standard:
         raise UserError(missing)
     items, rows = corpus.items, functools.cache(lambda: _fetch(corpus, split, missing))
     return Source(spec, lambda: items(spec, _rows(rows(), corpus, missing)), stamp=corpus.hub, probe=rows, **traits)
@@ -271,16 +284,18 @@ def _unreachable(missing: str, error: Exception) -> UserError:
 
 def read(source: Source, tally: Tally) -> Iterator[Passage]:
     """The documents of a source, about a megabyte at a time; the tally counts and sums what was read."""
-    number = -1
+    position = number = -1  # of a document among the items' and among the split's
     for title, place, blocks in source.items():
         text = _decode(tally.watch(blocks), place)
         if source.unix:
             text = _unix_line_ends(text)
         passage = None
         for passage in _articles(text, title) if source.articles else _document(text, title):
-            number += passage.title is not None
-            if number in source.documents:
-                yield passage
+            position += passage.title is not None
+            if source.belongs(position):
+                number += passage.title is not None
+                if number in source.documents:
+                    yield passage
         if passage is None:
             raise UserError(f"{place} is empty: leave it out")
         if number + 1 >= source.documents.stop:

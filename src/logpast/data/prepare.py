@@ -177,7 +177,7 @@ def _resolve(specs: list[str], root: Path | None) -> dict[str, list[Source]]:
     if len(specs) > 1:
         raise UserError(f"{bare[0]} means all its splits and must stand alone: write {bare[0]}:train, say, to join it")
     found, missing = {}, []
-    for split in CORPORA[bare[0]].splits:
+    for split in CORPORA[bare[0]].standard:
         try:
             source = find(f"{bare[0]}:{split}", root)
             source.probe()
