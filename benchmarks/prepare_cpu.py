@@ -2,8 +2,8 @@
 
     python benchmarks/prepare_cpu.py --text train.raw --out results/prepare_cpu.json
 
-logpast reads, splits, tokenizes, counts words, lines and bytes, writes, syncs and verifies. tiktoken only encodes a text
-that is in memory, with `encode_ordinary` (its usual call, which gives a list) and `encode_to_numpy` (its fastest call).
+logpast reads, splits, tokenizes, counts words, lines and bytes, writes, syncs and verifies. tiktoken only encodes a
+text in memory, with `encode_ordinary` (its usual call, which gives a list) and `encode_to_numpy` (its fastest call).
 """
 
 from __future__ import annotations
