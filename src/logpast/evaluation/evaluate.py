@@ -77,20 +77,20 @@ def evaluate(
     found = find_checkpoint(checkpoint)
     store = open_tokens(data, found.load_tokenizer(), cache)
     streams = streams or found.config.data.streams
-    place = device_for(device, precision)
+    on = device_for(device, precision)
     span = _scored_span(found, store, accounting)
     other = _find_other_losses(against, store) if against is not None else None
     started = time.monotonic()
-    nats = _score_checkpoint(found, store, batch_size, streams, place, precision)
+    nats = _score_checkpoint(found, store, batch_size, streams, on, precision)
     seconds = time.monotonic() - started
     result: dict[str, Any] = {"checkpoint": str(found.path), "data": store.name, "accounting": accounting}
     result |= compute_metrics(nats, store, span)
     if accounting != "all":
         result["all"] = compute_metrics(nats, store)
-    result |= {"streams": streams, "precision": precision, "device": str(place), "seconds": round(seconds, 3)}
+    result |= {"streams": streams, "precision": precision, "device": str(on), "seconds": round(seconds, 3)}
     if other is not None:
         if isinstance(other, Checkpoint):
-            other = _score_checkpoint(other, store, batch_size, streams, place, precision)
+            other = _score_checkpoint(other, store, batch_size, streams, on, precision)
         ours, tokens = per_document(nats, store, span)
         theirs, _ = per_document(other, store, span)
         result["against"] = {"checkpoint": str(against)} | metrics.paired_difference(ours, theirs, tokens)
@@ -184,10 +184,10 @@ def _score_checkpoint(
 
 def device_for(name: str, precision: str) -> torch.device:
     """The device with this name, which must support the precision."""
-    place = pick_device(name)
-    if place.type == "mps" and precision == "float64":
+    device = pick_device(name)
+    if device.type == "mps" and precision == "float64":
         raise UserError("precision float64 needs a CPU or CUDA device; give --device cpu")
-    return place
+    return device
 
 
 def load(checkpoint: Checkpoint, device: torch.device, precision: str) -> LanguageModel:

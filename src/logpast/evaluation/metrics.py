@@ -22,9 +22,9 @@ Of two models on the same text (`paired_difference`), ours compared with theirs:
     documents         number of documents with scored tokens
     documents_better  number of documents on which our loss is lower
 
-**Intervals** are bootstrap percentile intervals over documents: SAMPLES times, as many documents as there are are
-drawn with replacement and the metric is computed from their summed nats and counts. The interval holds the middle LEVEL
-of these values.
+**Intervals** are bootstrap percentile intervals over documents. Each of SAMPLES samples draws documents with
+replacement, as many as the text has, and computes the metric from their summed nats and counts. The interval holds the
+middle LEVEL of these values.
 
 **Accounting `paper`.** In the paper's tables the ratio ln(ppl_word) / ln(ppl_token) should be constant per corpus, but
 it differs from row to row. The differences fit a loss that is summed without the first τ tokens and the last partial
