@@ -1,9 +1,9 @@
-"""Scoring a whole test set on a GPU: GPT-2 Small with the paper's memory, every token once, after warm-up.
+"""Time to score a test set on a GPU: GPT-2 Small with the paper's memory, every token once, after warm-up.
 
     python benchmarks/score_gpu.py --data wikitext103:test --out results/score_gpu.json
 
-The weights are random: the arithmetic is the same. Times are those of
-`logpast.evaluation.scoring.score`; cutting windows, summing and copying to the CPU are included.
+The parameters are random, which does not change the time. The times are those of `logpast.evaluation.scoring.score`,
+including making batches and copying losses to the CPU.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from logpast.util.environment import describe, pick_device, revision
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="wikitext103:test", help="a text, a token store or a corpus's split")
+    parser.add_argument("--data", default="wikitext103:test", help="a text, a token store or a split of a corpus")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=12, help="fewer, to rehearse")
+    parser.add_argument("--layers", type=int, default=12, help="fewer for a quick test")
     parser.add_argument("--out", type=Path, help="write the table as JSON")
-    words = parser.parse_args()
-    store, device = open_tokens(words.data), pick_device("auto")
+    args = parser.parse_args()
+    store, device = open_tokens(args.data), pick_device("auto")
     torch.manual_seed(0)
-    model = build(LogMemoryConfig(slots=53, sharpness=100, layers=words.layers), store.tokenizer.size).to(device)
+    model = build(LogMemoryConfig(slots=53, sharpness=100, layers=args.layers), store.tokenizer.size).to(device)
     rows: list[dict[str, Any]] = []
     for precision in ("bfloat16", "float32"):
         for batch_size in (16, 64, 256):
             arithmetic = torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
             times = []
-            for _ in range(1 + words.repeats):
+            for _ in range(1 + args.repeats):
                 started = time.perf_counter()
                 with arithmetic:
                     nats = score(model, store, model.window, model.history, batch_size, device=device)
@@ -49,9 +49,9 @@ def main() -> None:
                 "fastest": round(min(times[1:]), 3), "slowest": round(max(times[1:]), 3), "nats": float(nats.sum()),
             })  # fmt: skip
             print(rows[-1], flush=True)
-    if words.out:
+    if args.out:
         about = {"what": "seconds to score a text, after warm-up", "data": store.identity, "revision": revision()}
-        words.out.write_text(json.dumps(about | {"hardware": describe(device), "rows": rows}, indent=2) + "\n")
+        args.out.write_text(json.dumps(about | {"hardware": describe(device), "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

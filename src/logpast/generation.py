@@ -1,8 +1,7 @@
-"""Text out, token by token.
+"""`logpast generate`: continue a prompt, token by token.
 
-The text so far is a stream like any other: windows start at multiples of m, and the slots before the window are
-made when it opens. So the probability of each token is the one that scoring would give it. Within a window, keys
-and values are cached; when it is full, the next one opens with the memory of all that came before.
+The probability of each token is the one that scoring would give it: windows start at multiples of m, and the memory in
+front of a window is computed when the window starts. Keys and values are cached within a window.
 """
 
 from __future__ import annotations
@@ -10,12 +9,14 @@ from __future__ import annotations
 import codecs
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from logpast.data import Tokenizer
 from logpast.models import LanguageModel, Recurrent, Transformer
 from logpast.models.decoder import KeyValueCache
 from logpast.training.checkpoint import find_checkpoint
@@ -36,49 +37,50 @@ def generate(
     seed: int = 0,
     device: str = "auto",
 ) -> str:
-    """Write on from a prompt with a trained model; text appears as it is made.
+    """Generate text from a prompt with a trained model. Text appears as it is generated.
 
     Examples:
-        logpast generate --checkpoint runs/demo --prompt "In the beginning"
-        logpast generate --checkpoint runs/demo --prompt_file chapter.txt --tokens 500 --top_p 0.95
-        logpast generate --checkpoint runs/demo --temperature 0        # always the likeliest token
+        logpast generate --checkpoint runs/mine --prompt "Once upon a time"
+        logpast generate --checkpoint runs/mine --prompt_file chapter.txt --tokens 500 --top_p 0.95
+        logpast generate --checkpoint runs/mine --temperature 0        # always the most likely token
 
     Args:
-        checkpoint: a run folder (its best checkpoint is taken) or one checkpoints/step-… folder.
-        prompt: text to go on from; may be empty.
+        checkpoint: a run folder (its best checkpoint is used) or one checkpoints/step-… folder.
+        prompt: the text to continue; may be empty.
         prompt_file: read the prompt from this file ("-" is standard input); it may be as long as a book.
-        tokens: how many tokens to write.
-        temperature: below 1 is more careful, above 1 bolder; 0 takes the likeliest token every time.
-        top_k: choose among the k likeliest tokens only.
-        top_p: choose among the likeliest tokens that together have this probability.
+        tokens: how many tokens to generate.
+        temperature: sampling temperature; 0 always takes the most likely token.
+        top_k: sample from the k most likely tokens only.
+        top_p: sample from the most likely tokens whose probabilities add up to this.
         seed: the same seed gives the same text on the same machine.
         device: auto, cpu, cuda or mps.
 
     Returns:
-        The prompt and what was written.
+        The prompt and the generated text.
     """
-    _check(tokens, temperature, top_k, top_p, seed)
+    _check_options(tokens, temperature, top_k, top_p, seed)
     if prompt_file is not None:
         if prompt:
             raise UserError("give prompt or prompt_file, not both")
-        prompt = _read(prompt_file)
-    prompt = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # bytes that are no UTF-8
+        prompt = _read_prompt(prompt_file)
+    prompt = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # arguments may be invalid UTF-8
     found = find_checkpoint(checkpoint)
     tokenizer = found.load_tokenizer()
     model = found.load_model().to(pick_device(device)).eval()
-    text = prompt
-    print(prompt, end="", flush=True)
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a character may span several tokens
     ids = [int(i) for i in tokenizer.encode(prompt)]
     allowed = torch.ones(tokenizer.size, dtype=torch.bool)
-    allowed[tokenizer.eot] = False  # no text has it inside, so no model has learned when to say it
+    allowed[tokenizer.eot] = False  # it only occurs at the start of a text, so no model has learned when to predict it
     stream = continuations(model, [tokenizer.eot, *ids], allowed, temperature, top_k, top_p, seed)
-    for number, token in enumerate(stream, start=1):
-        piece = decoder.decode(tokenizer.decode_bytes([token]), final=number == tokens)
+    return _print_text(prompt, islice(stream, tokens), tokenizer)
+
+
+def _print_text(prompt: str, tokens: Iterable[int], tokenizer: Tokenizer) -> str:
+    """Print the prompt and each token as it comes: all that `generate` prints. Returns the text."""
+    chunks = (tokenizer.decode_bytes([token]) for token in tokens)
+    text = ""
+    for piece in chain([prompt], codecs.iterdecode(chunks, "utf-8", "replace")):  # a character may span several tokens
         text += piece
         print(piece, end="", flush=True)
-        if number == tokens:
-            break
     print()
     return text
 
@@ -92,47 +94,52 @@ def continuations(
     top_p: float | None = None,
     seed: int = 0,
 ) -> Iterator[int]:
-    """Endlessly the next token of a stream, which begins with end-of-text and grows by what is drawn."""
+    """Endlessly sample the next token of a stream and append it. A stream starts with end-of-text.
+
+    Args:
+        allowed: (V,) bool, the tokens that may be sampled.
+    """
     random = torch.Generator().manual_seed(seed)
     for logits in next_logits(model, stream):
         if logits.isnan().any():
-            raise UserError("the model gives no numbers: its training diverged; take an earlier checkpoint")
+            raise UserError("the model's predictions are NaN: its training diverged; use an earlier checkpoint")
         logits = logits[: len(allowed)].masked_fill(~allowed, -torch.inf)
-        token = _draw(logits, temperature, top_k, top_p, random)
+        token = _sample(logits, temperature, top_k, top_p, random)
         yield token
         stream.append(token)
 
 
 @torch.inference_mode()
 def next_logits(model: LanguageModel, stream: list[int]) -> Iterator[Tensor]:
-    """Logits (V,) of the token after the stream, on the CPU; the caller appends a token before asking for more."""
-    hidden = _read_on(model, stream) if isinstance(model, Recurrent) else _look_back(model, stream)
+    """Logits (V,) of the next token, on the CPU. The caller appends a token to the stream before each further one."""
+    hidden = _recurrent_hidden(model, stream) if isinstance(model, Recurrent) else _windowed_hidden(model, stream)
     for last in hidden:
         yield model.logits(last).float().cpu()
 
 
-def _look_back(model: LanguageModel, stream: list[int]) -> Iterator[Tensor]:
+def _windowed_hidden(model: LanguageModel, stream: list[int]) -> Iterator[Tensor]:
+    """The hidden state of the last token, for a model that takes a window and the history before it."""
     assert isinstance(model, Transformer)
     device = model.table.weight.device
     table, window, history = model.table, model.window, model.history
-    cache, opened = KeyValueCache(), -1
+    cache, cached_start = KeyValueCache(), -1
     while True:
         start = (len(stream) - 1) // window * window
-        if start != opened:
-            cache, opened = KeyValueCache(), start
+        if start != cached_start:
+            cache, cached_start = KeyValueCache(), start
             past = stream[max(0, start - history) : start]
             past = [-1] * (history - len(past)) + past
             slots = model.front(torch.tensor([past], dtype=torch.int64, device=device))
-            seen = torch.cat([slots, table(torch.tensor([stream[start:]], device=device))], dim=1)
-            hidden = model.hidden(seen, cache)
+            inputs = torch.cat([slots, table(torch.tensor([stream[start:]], device=device))], dim=1)
+            hidden = model.hidden(inputs, cache)
         else:
-            seen = table(torch.tensor([stream[-1:]], device=device))
-            hidden = model.hidden(seen, cache, start=model.slots + len(stream) - 1 - start)
+            inputs = table(torch.tensor([stream[-1:]], device=device))
+            hidden = model.hidden(inputs, cache, start=model.slots + len(stream) - 1 - start)
         yield hidden[0, -1]
 
 
-def _read_on(model: Recurrent, stream: list[int]) -> Iterator[Tensor]:
-    """A segment that grows is read anew with each token, from the state that it began with."""
+def _recurrent_hidden(model: Recurrent, stream: list[int]) -> Iterator[Tensor]:
+    """The hidden state of the last token. The current segment is recomputed for each token, from its initial state."""
     device, window = model.table.weight.device, model.window
     state, start = model.start(1), 0
     while True:
@@ -144,19 +151,19 @@ def _read_on(model: Recurrent, stream: list[int]) -> Iterator[Tensor]:
         yield hidden[0, -1]
 
 
-def _draw(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, random: torch.Generator) -> int:
-    if temperature < 1e-6:  # also where dividing by it would overflow
+def _sample(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, random: torch.Generator) -> int:
+    if temperature < 1e-6:  # dividing by less could overflow
         return int(logits.argmax())
     probabilities, order = (logits.double() / temperature).softmax(0).sort(descending=True, stable=True)
     if top_k is not None:
         probabilities[top_k:] = 0
     if top_p is not None:
         before = probabilities.cumsum(0) - probabilities
-        probabilities[before >= top_p] = 0  # the first one stays, whatever its probability
+        probabilities[before >= top_p] = 0  # the first always stays
     return int(order[torch.multinomial(probabilities, 1, generator=random)])
 
 
-def _check(tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int) -> None:
+def _check_options(tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int) -> None:
     if tokens < 1:
         raise UserError(f"tokens must be at least 1, got {tokens}")
     if not 0 <= seed < 2**63:
@@ -169,7 +176,7 @@ def _check(tokens: int, temperature: float, top_k: int | None, top_p: float | No
         raise UserError(f"top_p must be above 0 and at most 1, got {top_p}")
 
 
-def _read(file: Path) -> str:
+def _read_prompt(file: Path) -> str:
     try:
         return sys.stdin.read() if str(file) == "-" else file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:

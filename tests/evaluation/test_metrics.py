@@ -1,4 +1,4 @@
-"""Figures as pure functions of nats and counts."""
+"""Metrics as pure functions of losses and counts."""
 
 import math
 
@@ -13,11 +13,11 @@ from logpast.util.errors import UserError
 WIKITEXT = Counts(tokens=286_221, words=241_211, lines=4_358, bytes=1_290_590, documents=60)
 
 
-def test_wikitext_bases() -> None:
+def test_metrics_of_wikitext() -> None:
     nats = math.log(15.28) * WIKITEXT.tokens
     result = metrics.summary(nats, WIKITEXT.tokens, WIKITEXT)
     assert result["ppl_token"] == pytest.approx(15.28)
-    assert result["ppl_word_eos"] == pytest.approx(24.0, abs=0.01)  # Transformer-XL's 24.0 on our tokens
+    assert result["ppl_word_eos"] == pytest.approx(24.0, abs=0.01)  # Transformer-XL's published 24.0
     assert result["words_eos"] == 245_569
     assert result["unscored"] == 0
 
@@ -36,17 +36,17 @@ def test_paper_accounting_on_wikitext(slots: int, scored: int, unscored: int, ra
 
 
 def test_paper_accounting_needs_enough_text() -> None:
-    with pytest.raises(UserError, match="scores nothing"):
+    with pytest.raises(UserError, match="5000 tokens"):
         metrics.paper_span(5_000, 256, 8192)
 
 
-def test_perplexity_at_the_edges() -> None:
+def test_perplexity_overflows_to_infinity_and_is_nan_without_units() -> None:
     assert metrics.perplexity(1e9, 1) == math.inf
     assert math.isnan(metrics.perplexity(1.0, 0))
 
 
-def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
-    """200 corpora of 40 documents from one source: the 95 % interval must hold its mean in about 95 % of them."""
+def test_bootstrap_intervals_have_their_coverage() -> None:
+    """200 corpora of 40 documents from one distribution: about 95 % of the 95 % intervals must contain its mean."""
     random = np.random.default_rng(0)
     hits = 0
     for _ in range(200):
@@ -57,8 +57,8 @@ def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 180 <= hits <= 197
 
 
-def test_paired_difference_sees_what_intervals_of_each_cannot() -> None:
-    """A small constant gain, hidden under large differences between documents."""
+def test_paired_difference_is_more_sensitive_than_separate_intervals() -> None:
+    """A small constant gain among large differences between documents."""
     random = np.random.default_rng(0)
     tokens = random.integers(50, 150, 60)
     theirs = random.normal(3.0, 0.5, 60) * tokens
@@ -72,7 +72,7 @@ def test_paired_difference_sees_what_intervals_of_each_cannot() -> None:
     assert metrics.paired_difference(ours, ours, tokens)["interval"] == [0, 0]
 
 
-def test_documents_without_a_token_are_not_compared() -> None:
+def test_documents_without_scored_tokens_are_not_compared() -> None:
     tokens = np.array([10, 0, 30, 20])
     ours, theirs = np.array([1.0, 0.0, 2.0, 9.0]), np.array([2.0, 0.0, 3.0, 3.0])
     result = metrics.paired_difference(ours, theirs, tokens)
@@ -80,19 +80,19 @@ def test_documents_without_a_token_are_not_compared() -> None:
     assert result == metrics.paired_difference(*(each[tokens > 0] for each in (ours, theirs, tokens)))
 
 
-def test_means_by_kind() -> None:
+def test_means_and_intervals_by_kind() -> None:
     values = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
     kinds, groups = np.array([0, 1, 0, 1, 1, 3]), np.array([0, 0, 1, 1, 3, 3])  # no kind 2, no group 2
     result = metrics.by_kind(values, kinds, 4, groups)
     assert result["tokens"] == [2, 3, 0, 1]
     assert result["nats"][:2] == [2.5, 26 / 3]
     assert math.isnan(result["nats"][2])
-    assert result["interval"][0] == [1, 4]  # one of the two groups alone, in more than a draw of forty
+    assert result["interval"][0] == [1, 4]  # each of the two groups alone occurs in more than 2.5 % of the samples
     assert result["interval"][2:] == [None, None]
     assert result == metrics.by_kind(values, kinds, 4, groups) | {"nats": result["nats"]}
 
 
-def test_intervals_by_kind_are_those_of_the_bootstrap() -> None:
+def test_intervals_by_kind_equal_bootstrap_intervals() -> None:
     random = np.random.default_rng(0)
     groups, values = np.repeat(np.arange(30), 20), random.exponential(1.0, 600)
     (interval,) = metrics.by_kind(values, np.zeros(600, int), 1, groups)["interval"]

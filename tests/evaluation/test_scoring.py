@@ -1,4 +1,4 @@
-"""The contract of scoring: the nats of every token, each once, whatever the batch size."""
+"""Scoring: the loss of every token, each once, for any batch size."""
 
 import gc
 import math
@@ -42,12 +42,12 @@ def store_of(lengths: list[int], seed: int = 0) -> TokenStore:
 
 @torch.no_grad()
 def brute_force(model: Transformer, stream: list[int], stride: int | None = None) -> list[float]:
-    """Token by token from the definition: no batches, no padding, no shared code but the transformer's blocks."""
+    """Token by token from the definition: no batches, no padding; only the transformer's blocks are shared."""
     table, m, slots = model.table.weight, model.window, model.slots
     nats = []
     for target in range(1, len(stream)):
         start = 0
-        while start + m < target:  # the first window that has it among what it predicts
+        while start + m < target:  # the first window with this target
             start += stride or m
         before = stream[:start]
         front = torch.zeros(slots, table.shape[1], dtype=table.dtype)
@@ -70,7 +70,7 @@ def brute_force(model: Transformer, stream: list[int], stride: int | None = None
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("streams", ["corpus", "document"])
-def test_brute_force_agrees(name: str, streams: str) -> None:
+def test_losses_equal_brute_force(name: str, streams: str) -> None:
     model, store = model_of(name), store_of([17, 5, 1, 22])
     documents = np.split(store.tokens, store.documents.start[1:]) if streams == "document" else [store.tokens]
     expected = [nat for document in documents for nat in brute_force(model, [12, *map(int, document)])]
@@ -81,7 +81,7 @@ def test_brute_force_agrees(name: str, streams: str) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("streams", ["corpus", "document"])
 @pytest.mark.parametrize("stride", [1, 2, 3, 4])
-def test_brute_force_agrees_on_overlapping_windows(name: str, streams: str, stride: int) -> None:
+def test_losses_of_overlapping_windows_equal_brute_force(name: str, streams: str, stride: int) -> None:
     model, store = model_of(name), store_of([17, 5, 1, 22])
     documents = np.split(store.tokens, store.documents.start[1:]) if streams == "document" else [store.tokens]
     expected = [nat for document in documents for nat in brute_force(model, [12, *map(int, document)], stride)]
@@ -94,53 +94,53 @@ def test_brute_force_agrees_on_overlapping_windows(name: str, streams: str, stri
     np.testing.assert_allclose(some, ours[: len(some)], rtol=1e-12, atol=1e-13)
 
 
-def test_a_recurrent_model_has_no_overlapping_windows() -> None:
+def test_a_recurrent_model_cannot_have_overlapping_windows() -> None:
     model = build(TransformerXLConfig(memory=3, **SIZES))
-    with pytest.raises(ValueError, match="each token once"):
+    with pytest.raises(ValueError, match="stride"):
         score(model, store_of([9]), 4, 0, stride=2)
 
 
 @pytest.mark.parametrize("system", [name for name, kind in SYSTEMS.items() if issubclass(kind, Recurrent)])
-def test_rows_of_ended_streams_change_nothing(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a segment is replayed and has one shape; the replaying itself takes a GPU (test_gpu.py)."""
+def test_padding_for_cuda_graphs_does_not_change_losses(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended streams stay as padding, because a CUDA graph has one shape. Graphs themselves are tested on a GPU."""
     torch.manual_seed(0)
     model = build(SYSTEMS[system].Config(**SIZES)).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     store = store_of([30, 3, 17, 1, 9, 40, 5, 22, 6, 11, 30, 2])
-    made, shapes = [], []
+    graphs, rows = [], []
 
-    def replay(read: Callable[[Segments], torch.Tensor]) -> Callable[[Segments], torch.Tensor]:
-        def again(batch: Segments) -> torch.Tensor:
-            shapes.append(len(batch.tokens))
-            return read(batch)
+    def replay(run: Callable[[Segments], torch.Tensor]) -> Callable[[Segments], torch.Tensor]:
+        def graph(batch: Segments) -> torch.Tensor:
+            rows.append(len(batch.tokens))
+            return run(batch)
 
-        made.append(again)
-        return again
+        graphs.append(graph)
+        return graph
 
     plain = score(model, store, 4, 0, 6, "document")
     monkeypatch.setattr(scoring, "Replay", replay)
-    monkeypatch.setattr(scoring, "Reading", lambda model, replayed: RecurrentScorer(model, replayed=True))
+    monkeypatch.setattr(scoring, "RecurrentScorer", lambda model, _: RecurrentScorer(model, cuda_graphs=True))
     padded = score(model, store, 4, 0, 6, "document")
-    assert sorted(set(shapes)) == [1, 3, 6]
-    assert len(made) == 3  # for two groups of streams
+    assert sorted(set(rows)) == [1, 3, 6]
+    assert len(graphs) == 3  # shared by two groups of streams
     np.testing.assert_allclose(padded, plain, rtol=1e-12)
 
 
-def test_what_was_read_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, not when garbage is collected: on a GPU it is gigabytes."""
-    made = []
+def test_the_state_of_recurrent_models_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waiting for garbage collection: on a GPU it takes gigabytes."""
+    scorers = []
 
-    class Noted(RecurrentScorer):
-        def __init__(self, model: Recurrent, replayed: bool) -> None:
-            super().__init__(model, replayed)
-            made.append(weakref.ref(self))
+    class Tracked(RecurrentScorer):
+        def __init__(self, model: Recurrent, cuda_graphs: bool) -> None:
+            super().__init__(model, cuda_graphs)
+            scorers.append(weakref.ref(self))
 
-    monkeypatch.setattr(scoring, "Reading", Noted)
+    monkeypatch.setattr(scoring, "RecurrentScorer", Tracked)
     gc.disable()
     try:
         score(build(TransformerXLConfig(memory=3, **SIZES)), store_of([9, 5, 3]), 4, 0, 2, "document")
-        assert [read() for read in made] == [None]
+        assert [scorer() for scorer in scorers] == [None]
     finally:
         gc.enable()
 
@@ -152,7 +152,7 @@ def test_what_was_read_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     name=st.sampled_from(list(CONFIGS)),
 )
 @settings(deadline=None, max_examples=40)
-def test_nats_do_not_depend_on_the_batch_size(
+def test_losses_do_not_depend_on_the_batch_size(
     lengths: list[int], batch_sizes: tuple[int, int], streams: str, name: str
 ) -> None:
     model, store = model_of(name), store_of(lengths)
@@ -162,13 +162,13 @@ def test_nats_do_not_depend_on_the_batch_size(
     np.testing.assert_allclose(first, second, rtol=1e-12, atol=1e-13)
 
 
-def test_float32_sums_agree_to_1e_6() -> None:
+def test_float32_losses_agree_to_1e_6_between_batch_sizes() -> None:
     model, store = model_of("log_memory").float(), store_of([500])
     totals = [math.fsum(score(model, store, 4, model.history, size)) for size in (1, 7, 64)]
     assert totals == pytest.approx([totals[0]] * 3, rel=1e-6)
 
 
-def test_ranks_share_the_work() -> None:
+def test_ranks_score_different_batches() -> None:
     model, store = model_of("log_memory"), store_of([103])
     whole = score(model, store, 4, model.history, 5)
     parts = [score(model, store, 4, model.history, 5, share=(rank, 3)) for rank in range(3)]
@@ -177,20 +177,20 @@ def test_ranks_share_the_work() -> None:
 
 
 @pytest.mark.parametrize(("limit", "scored"), [(1, 4), (4, 4), (5, 8), (101, 103), (999, 103)])
-def test_limit_stops_after_a_window(limit: int, scored: int) -> None:
+def test_limit_stops_at_the_end_of_a_window(limit: int, scored: int) -> None:
     model, store = model_of("recent"), store_of([103])
     whole = score(model, store, 4, model.history)
     some = score(model, store, 4, model.history, limit=limit)
     np.testing.assert_allclose(some, whole[:scored], rtol=1e-12)
 
 
-def test_limit_counts_tokens_also_where_documents_are_short() -> None:
+def test_limit_counts_tokens_of_short_documents() -> None:
     model, store = model_of("recent"), store_of([3] * 20)
     some = score(model, store, 4, model.history, streams="document", limit=31)
     np.testing.assert_allclose(some, score(model, store, 4, model.history, streams="document")[:33], rtol=1e-12)
 
 
-def test_scoring_leaves_the_model_in_its_mode() -> None:
+def test_scoring_restores_training_mode() -> None:
     model = model_of("recent")
     for mode in (True, False):
         model.train(mode)
@@ -198,7 +198,7 @@ def test_scoring_leaves_the_model_in_its_mode() -> None:
         assert model.training is mode
 
 
-def test_figures_and_intervals() -> None:
+def test_metrics_and_intervals() -> None:
     store = store_of([30, 10, 20])
     nats = np.random.default_rng(0).exponential(1.0, 60)
     result = compute_metrics(nats, store)
@@ -215,11 +215,11 @@ def test_figures_and_intervals() -> None:
         [nats[:30].sum(), nats[30:40].sum(), nats[40:].sum()], abs=1e-3
     )
     assert "interval" not in compute_metrics(nats[:30], store_of([30]))
-    many = store_of([1] * (scoring.KEPT + 1))
+    many = store_of([1] * (scoring.MAX_DOCUMENTS + 1))
     assert "by_document" not in compute_metrics(np.ones(len(many)), many)
 
 
-def test_per_document_within_a_span() -> None:
+def test_losses_per_document_within_a_span() -> None:
     store = store_of([30, 10, 20])
     nats = np.arange(60.0)
     sums, counts = per_document(nats, store, slice(25, 45))

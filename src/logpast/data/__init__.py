@@ -1,4 +1,4 @@
-"""Text -> token stores. Batches of (history, window, targets) cut from a store are in `batching`, with torch."""
+"""From text to token stores. Batches are made in `logpast.data.batching`, the only module here that needs torch."""
 
 from logpast.data.prepare import open_tokens
 from logpast.data.store import Counts, Documents, TokenizerInfo, TokenStore, is_store

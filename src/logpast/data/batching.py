@@ -1,14 +1,12 @@
-"""What a model is shown: windows of m tokens with the history before them, cut from a stream.
+"""Batches of (history, window, targets), cut from a token store on the model's device.
 
-A stream is one end-of-text token followed by the tokens of a text: position 0 holds end-of-text, position j the
-j-th token. Window i starts at position i·m, reads m positions and predicts the m after each of them, so that every
-token is predicted exactly once and end-of-text never. Whatever lies outside the stream is -1: "no token".
+A stream is one end-of-text token followed by the tokens of a text: position 0 holds end-of-text, position j the j-th
+token. A window of m tokens starts at position i·m; its targets are the tokens one position later. Every token is
+therefore a target exactly once, and end-of-text never is. Positions outside the stream hold -1, "no token".
 
-With a stride s below m windows overlap: window i starts at i·s, and of its m predictions only the last s count, those
-of the first window all: still each token once, now, but for the first of a stream, with at least m − s + 1 tokens of
-its window in sight.
-
-Tokens lie on the device that the model is on, if they fit, and windows are cut there.
+With a stride s below m, windows overlap: window i starts at i·s. Only its last s targets are new (all m in the first
+window), so every token is still scored once. Except at the start of a stream, it is predicted from at least m − s + 1
+tokens of its window.
 """
 
 from __future__ import annotations
@@ -30,54 +28,58 @@ Streams = Literal["corpus", "document"]
 
 
 class Batch(NamedTuple):
-    """Token ids, -1 = none: (B, history) int32, (B, m) and (B, m) int64."""
+    """Token ids of B windows; -1 is no token.
+
+    Attributes:
+        history: (B, history) int32, the tokens before each window.
+        tokens: (B, m) int64, the window.
+        targets: (B, m) int64, the tokens to predict.
+    """
 
     history: Tensor
     tokens: Tensor
     targets: Tensor
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*_moved(self, device))
+        return Batch(*(_to_device(part, device) for part in self))
 
     def split(self, size: int) -> list[Batch]:
-        return [Batch(*rows) for rows in _split(self, size)]
+        return [Batch(*rows) for rows in zip(*(part.split(size) for part in self), strict=True)]
 
 
 class Segments(NamedTuple):
-    """Consecutive windows of B streams: ids (B, n, m) int64, what to predict, and (B, n) whether one is the first."""
+    """Consecutive windows of B streams, for recurrent models; -1 is no token.
+
+    Attributes:
+        tokens: (B, n, m) int64, n consecutive windows.
+        targets: (B, n, m) int64, the tokens to predict.
+        fresh: (B, n) bool, whether the state must be reset before a window.
+    """
 
     tokens: Tensor
     targets: Tensor
     fresh: Tensor
 
     def to(self, device: torch.device | str) -> Segments:
-        return Segments(*_moved(self, device))
+        return Segments(*(_to_device(part, device) for part in self))
 
     def split(self, size: int) -> list[Segments]:
-        return [Segments(*rows) for rows in _split(self, size)]
-
-
-def _moved(parts: tuple[Tensor, ...], device: torch.device | str) -> list[Tensor]:
-    return [_over(part, torch.device(device)) for part in parts]
-
-
-def _split(parts: tuple[Tensor, ...], size: int) -> zip[tuple[Tensor, ...]]:
-    return zip(*(part.split(size) for part in parts), strict=True)
+        return [Segments(*rows) for rows in zip(*(part.split(size) for part in self), strict=True)]
 
 
 class Windows:
-    """All windows of a token store, numbered from 0 in the order of the text.
+    """All windows of a token store, numbered from 0 in text order.
 
     Args:
-        store: where the tokens are.
-        window: m.
-        history: how many positions before the window to show with it.
-        streams: `corpus` makes the whole store one stream, as the paper does; `document` one per document, so
-            that nothing is seen across their borders.
-        shift: windows start this many positions earlier, at −shift, m − shift, … (0 ≤ shift ≤ m). One more window
-            is counted then, whatever the shift; the first or the last may be left with nothing to predict.
-        device: where batches are wanted; they are made on the CPU if the tokens do not fit there.
-        stride: how far each window starts after the one before; by default m. Only without a shift.
+        store: the tokens.
+        window: m, the number of tokens in a window.
+        history: the number of tokens to give before each window.
+        streams: `corpus` makes the whole store one stream, as in the paper; `document` makes one stream per document,
+            so that no history crosses a document boundary.
+        shift: windows start this many positions earlier, at −shift, m − shift, … (0 ≤ shift ≤ m). Any shift above 0
+            adds one window; the first or the last window may then have no targets.
+        device: the device of the batches. If the tokens do not fit there, batches are on the CPU.
+        stride: distance between the starts of two windows; by default m. Needs shift 0.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Windows:
             raise ValueError(f"shift must be from 0 to window ({window}), got {shift}")
         self.stride = window if stride is None else stride
         if not 1 <= self.stride <= window or (shift and self.stride != window):
-            raise ValueError(f"stride must be from 1 to window ({window}) and without a shift, got {stride}")
+            raise ValueError(f"stride must be from 1 to window ({window}), and shift must be 0, got {stride}")
         self.store, self.window, self.history, self.shift = store, window, history, shift
         self.device = torch.device(device)
         if streams == "document":
@@ -103,87 +105,90 @@ class Windows:
             self.starts, self.lengths = np.zeros(1, np.int64), np.array([len(store)], np.int64)
         extra = 1 if shift else 0
         counts = np.maximum(-(-(self.lengths - window) // self.stride) + 1, self.lengths > 0)
-        self.first = np.concatenate([[0], np.cumsum(counts + extra)])
+        self.first = np.concatenate([[0], np.cumsum(counts + extra)])  # number of each stream's first window
 
     def __len__(self) -> int:
         return int(self.first[-1])
 
     def batch(self, indices: NDArray[np.int64]) -> Batch:
-        """The windows of these numbers."""
+        """The windows with these numbers."""
         return self.cut(self.locate(indices))
 
     def locate(self, indices: NDArray[np.int64]) -> Tensor:
-        """(3, B) on the CPU: where each window's stream begins in the store, its length, the window's start in it."""
+        """(3, B) on the CPU: the start of each window's stream in the store, its length, and the window's position."""
         return torch.from_numpy(np.stack(self._locate(indices)))
 
     def cut(self, located: Tensor) -> Batch:
-        """The windows that `locate` found, of this or another shift."""
-        tokens, (begin, length, start) = resident(self.store, self.device), located
+        """The windows at the positions that `locate` gives, for this or another shift."""
+        tokens, (begin, length, start) = _tokens_on(self.store, self.device), located
         size, device = self.history + self.window + 1, tokens.device
-        inside = (start > self.history) & (start + self.window <= length)  # the stream has all of it, as of most
+        # Most windows and their histories lie inside their stream: each is one slice of the store.
+        inside = (start > self.history) & (start + self.window <= length)
         first = torch.where(inside, begin + start - self.history - 1, 0).clamp(max=len(tokens) - min(size, len(tokens)))
         if len(tokens) >= size:
-            found = _unsigned(tokens.unfold(0, size, 1)[_over(first, device)])
+            ids = _unsigned(tokens.unfold(0, size, 1)[_to_device(first, device)])
         else:
-            found = torch.empty(len(start), size, dtype=torch.int32, device=device)
+            ids = torch.empty(len(start), size, dtype=torch.int32, device=device)
         if not inside.all():
-            rows = _over((~inside).nonzero().flatten(), device)
-            begin, length, start = _over(located[:, ~inside], device).unsqueeze(-1)
+            rows = _to_device((~inside).nonzero().flatten(), device)
+            begin, length, start = _to_device(located[:, ~inside], device).unsqueeze(-1)
             position = start + torch.arange(-self.history, self.window + 1, device=device)
-            some = _unsigned(tokens[(begin + position - 1).clamp(0, len(tokens) - 1)])
-            found[rows] = torch.where((position >= 1) & (position <= length), some, -1)
-        targets = found[:, self.history + 1 :].long()
-        if not inside.all():  # what is seen before the first token is the end of a text, which is not to be predicted
-            found[rows] = torch.where(position == 0, self.store.tokenizer.eot, found[rows])
-        return Batch(found[:, : self.history], found[:, self.history : -1].long(), targets)
+            found = _unsigned(tokens[(begin + position - 1).clamp(0, len(tokens) - 1)])
+            ids[rows] = torch.where((position >= 1) & (position <= length), found, -1)
+        targets = ids[:, self.history + 1 :].long()
+        if not inside.all():  # only now: end-of-text is an input, never a target
+            ids[rows] = torch.where(position == 0, self.store.tokenizer.eot, ids[rows])
+        return Batch(ids[:, : self.history], ids[:, self.history : -1].long(), targets)
 
     def places(self, index: int) -> slice:
-        """Where the tokens that window `index` is the first to predict lie in the store."""
+        """The positions in the store of the tokens that window `index` is the first to predict."""
         begin, length, start = map(int, self._locate(index))
         first = max(start, 0) + self.overlap(index)
         return slice(begin + min(first, length), begin + min(start + self.window, length))
 
     def overlap(self, index: int) -> int:
-        """How many of window `index`'s predictions the windows before it have made."""
+        """How many targets of window `index` are also targets of an earlier window."""
         *_, start = self._locate(index)
         return self.window - self.stride if start > 0 else 0
 
     def _locate(self, index: Any) -> tuple[Any, Any, Any]:
-        """What `locate` finds, of one window or of an array of them."""
+        """The same as `locate`, for one window or an array of windows."""
         stream = np.searchsorted(self.first, index, side="right") - 1
         return self.starts[stream], self.lengths[stream], (index - self.first[stream]) * self.stride - self.shift
 
 
-_residents: WeakKeyDictionary[TokenStore, dict[torch.device, Tensor]] = WeakKeyDictionary()
+_device_tokens: WeakKeyDictionary[TokenStore, dict[torch.device, Tensor]] = WeakKeyDictionary()
 
 
-def resident(store: TokenStore, device: torch.device) -> Tensor:
-    """The store's tokens on a device, put there once; on the CPU, mapped from their file, if they take too much room.
+def _tokens_on(store: TokenStore, device: torch.device) -> Tensor:
+    """The store's tokens on a device, copied once. If they would take too much GPU memory, they stay on the CPU.
 
-    The type is the signed one of the same size: torch has few operations for the others.
+    The dtype is the signed integer of the same size, because torch supports few operations on unsigned integers.
     """
-    here = _residents.setdefault(store, {})
-    if device not in here:
+    copies = _device_tokens.setdefault(store, {})
+    if device not in copies:
         signed = store.tokens.view(f"i{store.tokens.dtype.itemsize}")
         fits = device.type != "cuda" or signed.nbytes < torch.cuda.mem_get_info(device)[0] / 4
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that it cannot be written to is as it should be
-            here[device] = torch.from_numpy(signed).to(device if fits else "cpu")
-    return here[device]
+            warnings.simplefilter("ignore", UserWarning)  # the memory map is read-only on purpose
+            copies[device] = torch.from_numpy(signed).to(device if fits else "cpu")
+    return copies[device]
 
 
-def _over(tensor: Tensor, device: torch.device) -> Tensor:
-    """To a device, without waiting for it where that is safe: MPS may copy what has been overwritten meanwhile."""
+def _to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Copy without waiting, except to MPS, where the source could be overwritten before it is copied."""
+    device = torch.device(device)
     return tensor.to(device, non_blocking=device.type != "mps")
 
 
 def _unsigned(ids: Tensor) -> Tensor:
+    """int32 ids from the signed integers of `_tokens_on`."""
     wide = ids.to(torch.int32)
     return wide & 0xFFFF if ids.dtype == torch.int16 else wide
 
 
-class _Dealer:
-    """What deals out a text's windows: which they are, epoch by epoch, and where batches are made."""
+class _TrainingBatches:
+    """What `Batches` and `Lanes` share: the windows of each epoch and the device of the batches."""
 
     def __init__(
         self,
@@ -199,21 +204,22 @@ class _Dealer:
         if len(store) < window:
             raise UserError(f"{store.name} has {len(store)} tokens, less than one window of {window}; use more text")
         self.window, self.batch_size, self.seed, self.jitter = window, batch_size, seed, jitter
-        self.device = resident(store, torch.device(device)).device
+        self.device = _tokens_on(store, torch.device(device)).device
         self._windows = lru_cache(maxsize=2)(lambda shift: Windows(store, window, history, streams, shift, device))
-        self.count = len(self._windows(int(jitter)))  # windows of an epoch: the same for every shift above 0
+        self.count = len(self._windows(int(jitter)))  # windows per epoch: the same for every shift above 0
 
     def _shift(self, random: np.random.Generator) -> int:
         return 1 + int(random.integers(self.window)) if self.jitter else 0
 
 
-class Batches(_Dealer):
+class Batches(_TrainingBatches):
     """The endless sequence of training batches: a pure function of seed and step, so resuming needs no state.
 
-    Epoch after epoch, all windows are shuffled and dealt out once; a batch may span the border of two epochs.
+    In each epoch every window occurs once, in random order. A batch may contain windows of two epochs.
 
     Args:
-        jitter: draw a new phase of the windows for each epoch instead of starting at 0, m, 2m, … in all.
+        jitter: shift the windows by a random number of positions in each epoch; by default they always start at
+            0, m, 2m, …
     """
 
     def __init__(
@@ -232,28 +238,30 @@ class Batches(_Dealer):
         self.windows_per_epoch = self.count
 
     def at(self, step: int, part: slice = slice(None)) -> Batch:
-        """Batch number `step`, counted from 0, or only the rows `part` of it (one rank's share)."""
+        """Batch number `step`, counted from 0, or only the rows `part` of it (the share of one rank)."""
         first = step * self.batch_size
         rows = np.arange(first, first + self.batch_size)[part]
-        epochs, places = rows // self.windows_per_epoch, rows % self.windows_per_epoch
-        pieces = list[Tensor]()
+        epochs, positions = rows // self.windows_per_epoch, rows % self.windows_per_epoch
+        located = list[Tensor]()
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
             shift, order = self._order(epoch)
             windows = self._windows(shift)
-            pieces.append(windows.locate(order[places[epochs == epoch]]))
-        return windows.cut(torch.cat(pieces, dim=1))
+            located.append(windows.locate(order[positions[epochs == epoch]]))
+        return windows.cut(torch.cat(located, dim=1))
 
     def _shuffle(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
+        """The shift of the windows and their order in an epoch."""
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(self.windows_per_epoch)
         return self._shift(random), order
 
 
-class Lanes(_Dealer):
-    """The endless sequence of training batches for a system that reads on: a function of the step alone.
+class Lanes(_TrainingBatches):
+    """The endless sequence of training batches for a recurrent model: a pure function of seed and step.
 
-    The text's windows are dealt to B lanes, each a stretch of it, and read in order; at the end of an epoch all lanes
-    begin again. A state is to be forgotten where a lane begins, and, with streams by document, where a document does.
+    The text is cut into B contiguous parts, the lanes, one per row of a batch. Each step gives the next windows of
+    every lane; after an epoch all lanes start again. The state must be reset where a lane starts and, if streams are
+    documents, where a document starts: there `fresh` is true.
 
     Args:
         segments: windows of a lane in each batch.
@@ -273,21 +281,22 @@ class Lanes(_Dealer):
     ) -> None:
         super().__init__(store, window, 0, batch_size, seed, streams, jitter, device)
         self.segments = segments
-        self.lane = -(-self.count // batch_size)  # windows in each; the last may have fewer
-        self.steps_per_epoch = -(-self.lane // segments)
-        self.windows_per_epoch = self.steps_per_epoch * batch_size  # in rows of a batch, as `Batches` counts
+        self.lane_length = -(-self.count // batch_size)  # in windows; the last lane may have fewer
+        self.steps_per_epoch = -(-self.lane_length // segments)
+        self.windows_per_epoch = self.steps_per_epoch * batch_size  # in rows of a batch, as in `Batches`
 
     def at(self, step: int, part: slice = slice(None)) -> Segments:
-        """Batch number `step`, counted from 0, or only the rows `part` of it (one rank's share)."""
+        """Batch number `step`, counted from 0, or only the rows `part` of it (the share of one rank)."""
         epoch, step = divmod(step, self.steps_per_epoch)
         windows = self._windows(self._shift(np.random.default_rng([self.seed, epoch])))
-        rows = np.arange(self.batch_size)[part, None]
-        place = step * self.segments + np.arange(self.segments)  # in the lane
-        number = rows * self.lane + place
-        there = (place < self.lane) & (number < len(windows))
-        located = windows.locate(np.where(there, number, 0).ravel())
-        fresh = torch.from_numpy(place == 0) | (located[2] <= 0).view(number.shape)
-        located[:, torch.from_numpy(~there.ravel())] = torch.tensor([[0], [0], [2]])  # beyond the end of no text
+        lanes = np.arange(self.batch_size)[part, None]
+        position = step * self.segments + np.arange(self.segments)  # in the lane
+        index = lanes * self.lane_length + position
+        exists = (position < self.lane_length) & (index < len(windows))
+        located = windows.locate(np.where(exists, index, 0).ravel())
+        fresh = torch.from_numpy(position == 0) | (located[2] <= 0).view(index.shape)
+        # Past the end of a lane: a window behind the end of an empty stream holds no token.
+        located[:, torch.from_numpy(~exists.ravel())] = torch.tensor([[0], [0], [2]])
         _, tokens, targets = windows.cut(located)
-        shape = (*number.shape, windows.window)
+        shape = (*index.shape, windows.window)
         return Segments(tokens.view(shape), targets.view(shape), fresh.to(tokens.device))

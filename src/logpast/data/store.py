@@ -1,14 +1,14 @@
-"""The token store: a text as token ids in a memory-mapped file, with the counts that figures are divided by.
+"""The token store: a text as token ids in a memory-mapped file, with the counts that metrics are divided by.
 
 A store is a folder:
 
-    tokens.bin       the text's ids and nothing else, little-endian uint16 (uint32 for a large vocabulary)
-    documents.tsv    a line a document: start, tokens, words, lines, bytes, name
-    store.json       what it is: totals, sources, tokenizer, and the SHA-256 of the two files above
+    tokens.bin       the token ids, little-endian uint16 (uint32 for a vocabulary above 65,536)
+    documents.tsv    one line per document: start, tokens, words, lines, bytes, name
+    store.json       format, totals, sources, tokenizer, and the SHA-256 of the two files above
     tokenizer.json   the tokenizer
 
-Words are what `str.split` finds; lines are line ends, and one more where a document's last line has none;
-bytes are those of the text as it was tokenised, in UTF-8.
+Words are counted with `str.split`. A document has one line per line end, and one more if its last line has no line
+end. Bytes are the UTF-8 bytes of the text as tokenized.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Counts:
-    """How much text: what the sums of nats are divided by."""
+    """The size of a text. Metrics divide its loss by these."""
 
     tokens: int
     words: int
@@ -46,7 +46,7 @@ class Counts:
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """The documents in the order of the text, a column each; `start` is where a document's tokens begin."""
+    """One column per attribute, documents in text order. `start` is the position of a document's first token."""
 
     start: Int64
     tokens: Int64
@@ -66,7 +66,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """Which tokenizer made the tokens."""
+    """The tokenizer of a store."""
 
     name: str
     size: int
@@ -76,9 +76,9 @@ class TokenizerInfo:
 
 @dataclass(frozen=True, eq=False)
 class TokenStore:
-    """A text's tokens and counts: `TokenStore.open(folder)`.
+    """The tokens and counts of a text. Open one with `TokenStore.open(folder)`.
 
-    No end-of-text token stands between the documents; a model's stream puts its own.
+    There is no end-of-text token between documents; `logpast.data.batching` adds one before each stream.
     """
 
     path: Path
@@ -101,7 +101,7 @@ class TokenStore:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a results ledger must keep to say which text a figure is about."""
+        """What a ledger row records about a text."""
         return {
             "name": self.name,
             "sha256": self.sha256,
@@ -111,18 +111,18 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: str | Path) -> TokenStore:
-        """Open a store after checking every byte of it."""
+        """Open a store and verify its checksums."""
         folder = Path(folder)
         if not (folder / "store.json").is_file():
-            raise UserError(f"{folder} is not a token store (it has no store.json): `logpast data prepare` makes one")
+            raise UserError(f"{folder} is not a token store (no store.json): make one with `logpast data prepare`")
         try:
             about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
             if (about["format"], about["version"]) != (FORMAT, VERSION):
-                raise ValueError(f"store.json says {about['format']} {about['version']}, not {FORMAT} {VERSION}")
+                raise ValueError(f"store.json has format {about['format']} {about['version']}, not {FORMAT} {VERSION}")
             totals = Counts(*(about[field.name] for field in fields(Counts)))
             info = TokenizerInfo(**about["tokenizer"])
             if about["dtype"] != id_dtype(info.size) or not 0 <= info.eot < info.size:
-                raise ValueError(f"store.json does not fit itself: {about['dtype']}, {info}")
+                raise ValueError(f"store.json contradicts itself: dtype {about['dtype']}, {info}")
             _check(folder / "tokens.bin", about, totals.tokens * np.dtype(about["dtype"]).itemsize)
             _check(folder / "documents.tsv", about)
             documents = read_documents(folder / "documents.tsv")
@@ -130,19 +130,19 @@ class TokenStore:
                 raise ValueError(f"documents.tsv adds up to {documents.counts}, store.json says {totals}")
             tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            what = f"store.json lacks {error}" if isinstance(error, KeyError) else str(error)
-            raise UserError(f"{folder} is damaged: {what}; delete it and prepare it again") from error
+            reason = f"store.json has no {error}" if isinstance(error, KeyError) else str(error)
+            raise UserError(f"{folder} is damaged: {reason}; delete it and prepare it again") from error
         return cls(folder, about["name"], tokens, documents, info, about["sha256"]["tokens.bin"])
 
     @classmethod
     def in_memory(cls, documents: Sequence[npt.ArrayLike], size: int, eot: int) -> TokenStore:
-        """A store of ids without text: each counts as a word and a byte, and a document as a line."""
-        given = [np.asarray(document) for document in documents]
-        if not given or not all(_are_ids(document, size) for document in given):
-            raise UserError(f"a store wants documents of ids, whole numbers from 0 to {size - 1}")
+        """A store of ids without text. Each id counts as one word and one byte, each document as one line."""
+        arrays = [np.asarray(document) for document in documents]
+        if not arrays or not all(_are_ids(array, size) for array in arrays):
+            raise UserError(f"documents must be a list of lists of ids, whole numbers from 0 to {size - 1}")
         if not 0 <= eot < size:
-            raise UserError(f"eot, the end of a text, must be an id from 0 to {size - 1}, got {eot}")
-        ids = [document.astype(id_dtype(size)) for document in given]
+            raise UserError(f"eot (end-of-text) must be an id from 0 to {size - 1}, got {eot}")
+        ids = [array.astype(id_dtype(size)) for array in arrays]
         tokens = np.array([len(document) for document in ids], dtype=np.int64)
         lines, names = np.ones_like(tokens), [str(n) for n in range(len(ids))]
         table = Documents(np.cumsum(tokens) - tokens, tokens, tokens, lines, tokens, names)
@@ -151,10 +151,10 @@ class TokenStore:
         return cls(Path(), "memory", joined, table, TokenizerInfo("none", size, eot, ""), sha256)
 
     def load_tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the store, from its `tokenizer.json`."""
+        """The store's tokenizer, from its `tokenizer.json`."""
         tokenizer = load_tokenizer(self.path)
         if tokenizer.fingerprint != self.tokenizer.fingerprint:
-            raise UserError(f"{self.path / 'tokenizer.json'} is not the one the store was made with: prepare it again")
+            raise UserError(f"{self.path / 'tokenizer.json'} is not the store's tokenizer: prepare the text again")
         return tokenizer
 
 
@@ -165,28 +165,30 @@ def _are_ids(values: npt.NDArray[Any], size: int) -> bool:
 
 
 def is_store(spec: str | Path) -> bool:
-    """Whether a SOURCE is a token store's folder, be it whole or damaged."""
+    """Whether a path is the folder of a token store, complete or damaged."""
     return any((Path(spec) / file).exists() for file in ("store.json", "tokens.bin"))
 
 
 def read_documents(path: Path) -> Documents:
+    """Read a `documents.tsv`. Raises ValueError if it is damaged."""
     head, *rows = (line.split("\t") for line in path.read_text(encoding="utf-8").split("\n")[:-1])
     if tuple(head) != COLUMNS:
         raise ValueError(f"{path.name} has the columns {', '.join(head)}, not {', '.join(COLUMNS)}")
     *numbers, names = zip(*rows, strict=True)
     start, tokens, words, lines, size = (np.array(column, dtype=np.int64) for column in numbers)
     if not np.array_equal(start, np.cumsum(tokens) - tokens):
-        raise ValueError(f"{path.name} has documents that do not begin where the one before ends")
+        raise ValueError(f"{path.name} has a document that does not start where the previous one ends")
     return Documents(start, tokens, words, lines, size, list(names))
 
 
 def _check(path: Path, about: dict[str, Any], size: int | None = None) -> None:
-    """Raise ValueError unless the file is what it was when the store was written."""
+    """Raise ValueError if the file has changed since the store was written."""
     if size is not None and path.stat().st_size != size:
         raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes, not {size:,}")
     if sha256_of(path) != about["sha256"][path.name]:
-        raise ValueError(f"{path.name} is not as it was written (its SHA-256 differs)")
+        raise ValueError(f"{path.name} has changed since it was written (its SHA-256 differs)")
 
 
 def id_dtype(size: int) -> str:
+    """The NumPy dtype of ids in a vocabulary of this size."""
     return "<u2" if size <= 1 << 16 else "<u4"

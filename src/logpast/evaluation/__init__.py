@@ -1,1 +1,1 @@
-"""Model + text -> the loss of every token, and the metrics made of it."""
+"""From a model and a text to the loss of every token, and to metrics."""

@@ -1,4 +1,4 @@
-"""`logpast eval`: a checkpoint and a text -> figures, beside another model's if wanted, on record if wanted."""
+"""`logpast eval`: score a checkpoint on a text; compare it with another model; record the result."""
 
 from __future__ import annotations
 
@@ -47,78 +47,120 @@ def evaluate(
     precision: Precision = "float32",
     cache: Path | None = None,
 ) -> dict[str, Any]:
-    """Score a trained model on a text: perplexity per token and per word, bits per byte, nothing left out.
+    """Score a trained model on a text: perplexity per token and per word, bits per byte, over every token.
 
     Examples:
-        logpast eval --checkpoint runs/demo --data wiki.test.raw
-        logpast eval --checkpoint runs/demo --data wikitext103:test --json scores.json
-        logpast eval --checkpoint runs/memory --against runs/control --data pg19:test --record results/pg19.jsonl
+        logpast eval --checkpoint runs/mine --data unseen.txt
+        logpast eval --checkpoint runs/mine --data wikitext103:test --json scores.json
+        logpast eval --checkpoint runs/mine --against runs/control --data pg19:test --record results/mine.jsonl
 
     Args:
-        checkpoint: a run folder (its best checkpoint is taken) or one checkpoints/step-… folder.
-        data: the text: a file, folder or glob, a prepared token store, or NAME:SPLIT such as wikitext103:test.
-        json: write the result as JSON to this file, or to standard output for "-". An existing one is replaced.
+        checkpoint: a run folder (its best checkpoint is used) or one checkpoints/step-… folder.
+        data: the text: a file, folder or glob, a token store, or a split of a corpus such as wikitext103:test.
+        json: write the result as JSON to this file, or to standard output for "-". An existing file is replaced.
         batch_size: windows at a time; changes speed and memory, not the result.
-        accounting: all counts every token; paper sums what the paper's tables appear to sum and divides by all words
-            (the honest figures then stand under "all").
-        streams: corpus reads the text as one stream, as the paper does; document starts anew at every document; the
-            default is what the model was trained with.
-        against: a second model (checkpoint), or nats saved by --save_nats, to compare with on the same text.
-        record: append the result as a row to this ledger (results/NAME.jsonl).
-        save_nats: write the nats of every token to this .npy file. An existing one is replaced.
+        accounting: all scores every token; paper scores the tokens that the paper's tables appear to sum, divides by
+            all words, and also reports the metrics over all tokens.
+        streams: corpus reads the text as one stream, as in the paper; document starts anew at every document. By
+            default as the model was trained.
+        against: a second checkpoint, or losses saved with --save_nats, to compare with on the same text.
+        record: append the result as one row to this ledger (.jsonl).
+        save_nats: write the loss of every token in nats to this .npy file. An existing file is replaced.
         device: auto, cpu, cuda or mps.
-        precision: arithmetic of the model; sums are float64 always.
-        cache: where text is kept once tokenised (default: $LOGPAST_CACHE or ~/.cache/logpast).
+        precision: arithmetic of the model; losses are always summed in float64.
+        cache: folder for tokenized texts; by default $LOGPAST_CACHE, else ~/.cache/logpast.
 
     Returns:
-        The figures defined in logpast.evaluation.metrics, with intervals over documents.
+        The metrics defined in logpast.evaluation.metrics, with intervals over documents.
     """
-    if batch_size < 1:
-        raise UserError(f"batch_size must be at least 1, got {batch_size}")
-    if save_nats is not None and save_nats.suffix != ".npy":
-        raise UserError(f"{save_nats} is no name for saved nats: give --save_nats one that ends in .npy")
-    if record is not None and record.suffix != ".jsonl":
-        raise UserError(f"{record} is no ledger: give --record a name that ends in .jsonl")
-    if against is not None and save_nats is not None and against.resolve() == save_nats.resolve():
-        raise UserError(f"--save_nats would replace what --against reads, {against}; give it another name")
-    ensure_all_writable({"--save_nats": save_nats, "--record": record, "--json": json})
+    _check_options(batch_size, save_nats, record, against, json)
     found = find_checkpoint(checkpoint)
     store = open_tokens(data, found.load_tokenizer(), cache)
     streams = streams or found.config.data.streams
-    place = device_for(device, precision)
-    span = _span(found, store, accounting)
-    other = _other(against, store) if against is not None else None
+    on = device_for(device, precision)
+    span = _scored_span(found, store, accounting)
+    other = _find_other_losses(against, store) if against is not None else None
     started = time.monotonic()
-    nats = _score_checkpoint(found, store, batch_size, streams, place, precision)
+    nats = _score_checkpoint(found, store, batch_size, streams, on, precision)
     seconds = time.monotonic() - started
     result: dict[str, Any] = {"checkpoint": str(found.path), "data": store.name, "accounting": accounting}
     result |= compute_metrics(nats, store, span)
     if accounting != "all":
         result["all"] = compute_metrics(nats, store)
-    result |= {"streams": streams, "precision": precision, "device": str(place), "seconds": round(seconds, 3)}
+    result |= {"streams": streams, "precision": precision, "device": str(on), "seconds": round(seconds, 3)}
     if other is not None:
         if isinstance(other, Checkpoint):
-            other = _score_checkpoint(other, store, batch_size, streams, place, precision)
+            other = _score_checkpoint(other, store, batch_size, streams, on, precision)
         ours, tokens = per_document(nats, store, span)
         theirs, _ = per_document(other, store, span)
         result["against"] = {"checkpoint": str(against)} | metrics.paired_difference(ours, theirs, tokens)
     try:
-        if record is not None:  # first, for what reads our output may be gone
+        if record is not None:  # before printing, which may fail with a broken pipe
             ledger.append(record, ledger.row(found, store, result))
         if save_nats is not None:
             np.save(content := BytesIO(), nats)
             atomic_write(save_nats, content.getvalue())
-    finally:  # a full disk takes no scores away
-        _report(result, json)
+    finally:  # print the result even if the disk is full
+        _print_and_write(result, json)
     return result
 
 
-def _span(checkpoint: Checkpoint, store: TokenStore, accounting: Accounting) -> slice:
+def _print_and_write(result: dict[str, Any], json: str | None) -> None:
+    if json == "-":
+        print(to_json(result))
+        return
+    print(result_text(result))
+    if json is not None:  # after printing: the disk may be full
+        atomic_write(Path(json), to_json(result) + "\n")
+
+
+def result_text(result: dict[str, Any]) -> str:
+    """The text that `eval` prints, from the result of `evaluate`."""
+    lines = []
+    for part in (result, result.get("all")):
+        if part is None:
+            continue
+        lines.append(f"{result['data']}: {part['tokens']:,} tokens scored, {part['unscored']:,} left out")
+        for name in ("ppl_token", "ppl_word", "ppl_word_eos", "bits_per_byte"):
+            line = f"  {name:14} {_format(part[name]):>10}"
+            if bounds := part.get("interval", {}).get(name):
+                low, high = map(_format, bounds)
+                line += f" [{low}, {high}] ({100 * metrics.LEVEL:g} %, over documents)"
+            lines.append(line)
+    if other := result.get("against"):
+        line = f"  against {other['checkpoint']}: {other['nats_per_token']:+.4f} nats per token"
+        if "interval" in other:
+            line += " [{:+.4f}, {:+.4f}]".format(*other["interval"])
+        lines.append(f"{line}, better on {other['documents_better']} of {other['documents']} documents")
+    return "\n".join(lines)
+
+
+def _format(value: float) -> str:
+    """Four decimals, or four digits if large: the perplexity per word of a text without spaces may be 1e200."""
+    return f"{value:.4f}" if value < 1e9 else f"{value:.4g}"
+
+
+def _check_options(
+    batch_size: int, save_nats: Path | None, record: Path | None, against: Path | None, json: str | None
+) -> None:
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, got {batch_size}")
+    if save_nats is not None and save_nats.suffix != ".npy":
+        raise UserError(f"--save_nats must name a file that ends in .npy, got {save_nats}")
+    if record is not None and record.suffix != ".jsonl":
+        raise UserError(f"--record must name a ledger, a file that ends in .jsonl, got {record}")
+    if against is not None and save_nats is not None and against.resolve() == save_nats.resolve():
+        raise UserError(f"--save_nats would replace the file that --against reads, {against}; give another name")
+    ensure_all_writable({"--save_nats": save_nats, "--record": record, "--json": json})
+
+
+def _scored_span(checkpoint: Checkpoint, store: TokenStore, accounting: Accounting) -> slice:
+    """The tokens that an accounting sums."""
     if accounting == "all":
         return slice(None)
     model = checkpoint.config.model
     if not isinstance(model, TransformerConfig) or not model.slots:
-        raise UserError("accounting 'paper' needs a model with slots: the paper's tables have none without")
+        raise UserError("accounting 'paper' needs a model with slots: the paper's tables have no other; use 'all'")
     bank = replace(model.bank, reach=1.0) if isinstance(model, LogMemoryConfig) else None
     last_peak = bank.horizon if bank else paper_horizon(model.slots)
     return metrics.paper_span(len(store), model.window, last_peak)
@@ -136,76 +178,47 @@ def _score_checkpoint(
     with arithmetic(device, precision), progress_bar("scoring", len(store)) as progress:
         nats = score(model, store, model.window, model.history, batch_size, streams, device, progress=progress.update)
     if np.isnan(nats).any():
-        raise UserError(f"{checkpoint.path} gives no numbers: its training diverged; take an earlier checkpoint")
+        raise UserError(f"the loss of {checkpoint.path} is NaN: its training diverged; use an earlier checkpoint")
     return nats
 
 
 def device_for(name: str, precision: str) -> torch.device:
-    place = pick_device(name)
-    if place.type == "mps" and precision == "float64":
+    """The device with this name, which must support the precision."""
+    device = pick_device(name)
+    if device.type == "mps" and precision == "float64":
         raise UserError("precision float64 needs a CPU or CUDA device; give --device cpu")
-    return place
+    return device
 
 
 def load(checkpoint: Checkpoint, device: torch.device, precision: str) -> LanguageModel:
-    """The model where it is to be scored, in the type of its weights there."""
+    """The model on its device. Parameters are float64 for precision float64, else float32."""
     return checkpoint.load_model().to(device, torch.float64 if precision == "float64" else torch.float32)
 
 
 def arithmetic(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Autocast for precision bfloat16, else nothing."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
 def find_other(path: Path, store: TokenStore) -> Checkpoint:
-    """A second model to set beside the first; it must read the same tokens."""
+    """A second checkpoint to compare with. Its tokenizer must be that of the text."""
     other = find_checkpoint(path)
     if other.load_tokenizer().fingerprint != store.tokenizer.fingerprint:
-        raise UserError(f"{path} was trained with another tokenizer than {store.name} has; compare like with like")
+        raise UserError(f"{path} has another tokenizer than {store.name}; give a model with the same tokenizer")
     return other
 
 
-def _other(path: Path, store: TokenStore) -> Checkpoint | NDArray[np.float64]:
-    return _saved_nats(path, store) if path.suffix == ".npy" else find_other(path, store)
-
-
-def _saved_nats(path: Path, store: TokenStore) -> NDArray[np.float64]:
+def _find_other_losses(path: Path, store: TokenStore) -> Checkpoint | NDArray[np.float64]:
+    """What --against names: a checkpoint to score later, or losses saved with --save_nats."""
+    if path.suffix != ".npy":
+        return find_other(path, store)
     try:
         nats = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"cannot read saved nats from {path}: {error}") from None
-    whole = isinstance(nats, np.ndarray) and nats.dtype.kind == "f" and nats.shape == (len(store),)
-    if not whole or not np.isfinite(nats).all():
-        raise UserError(f"{path} does not hold the nats of {store.name}'s {len(store)} tokens; save them anew")
-    return nats
-
-
-def _report(result: dict[str, Any], json: str | None) -> None:
-    text = to_json(result)
-    if json == "-":
-        print(text)
-        return
-    for part in (result, result.get("all")):
-        if part:
-            _print_figures(part, result["data"])
-    if "against" in result:
-        other = result["against"]
-        print(
-            f"  against {other['checkpoint']}: {other['nats_per_token']:+.4f} nats per token"
-            + (" [{:+.4f}, {:+.4f}]".format(*other["interval"]) if "interval" in other else "")
-            + f", better on {other['documents_better']} of {other['documents']} documents"
+        raise UserError(f"cannot read saved losses from {path}: {error}") from None
+    complete = isinstance(nats, np.ndarray) and nats.dtype.kind == "f" and nats.shape == (len(store),)
+    if not complete or not np.isfinite(nats).all():
+        raise UserError(
+            f"{path} does not hold the losses of the {len(store)} tokens of {store.name}; save them again (--save_nats)"
         )
-    if json is not None:  # last: a full disk takes no figures away
-        atomic_write(Path(json), text + "\n")
-
-
-def _print_figures(found: dict[str, Any], data: str) -> None:
-    interval = found.get("interval", {})
-    print(f"{data}: {found['tokens']:,} tokens scored, {found['unscored']:,} left out")
-    for name in ("ppl_token", "ppl_word", "ppl_word_eos", "bits_per_byte"):
-        between = " [{}, {}] (95 %, over documents)".format(*map(_figure, interval[name])) if name in interval else ""
-        print(f"  {name:14} {_figure(found[name]):>10}{between}")
-
-
-def _figure(value: float) -> str:
-    """Of a text with hardly a space in it, the perplexity per word may have hundreds of digits."""
-    return f"{value:.4f}" if value < 1e9 else f"{value:.4g}"
+    return nats

@@ -1,23 +1,35 @@
-"""Every figure we report, as a pure function of the nats of a text's tokens and of the text's counts.
+"""Every metric that logpast reports, as a pure function of per-token losses and of the counts of a text.
 
-    nats           Σ −ln p(token | what came before it), over every token of the text, each once; summed in float64
-    tokens         how many tokens were scored
-    words          whitespace-separated words of the text (Python's str.split)
-    words_eos      words + lines: the basis of Transformer-XL's figures, which count one end-of-line per line
-    bytes          UTF-8 bytes of the text as tokenised
-    ppl_token      e^(nats / tokens)            comparable between models with the same tokenizer and text
-    ppl_word       e^(nats / words)             comparable between tokenizers
-    ppl_word_eos   e^(nats / words_eos)
-    bits_per_byte  nats / (bytes · ln 2)        comparable between tokenizers, and between languages with care
-    unscored       tokens of the text that were left out; 0 unless the accounting says otherwise
+The loss of a token is its negative log-likelihood in nats, −ln p(token | preceding tokens).
 
-**Accounting `paper`.** The ratio ln(per-word) / ln(raw) of the paper's tables should be one constant per corpus but
-differs from row to row, in a way that fits the first τ tokens and the last partial batch being left out of the
-summed loss while all words are counted: an inference from the printed tables, see `paper_span`. It changes which
-tokens are summed and nothing else, so it is read off the same nats.
+Of one model on a text (`summary`):
 
-**Intervals** are bootstraps over documents: documents are drawn with replacement, as many as there are, and the
-figure is computed from the drawn ones' summed nats and counts.
+    nats              sum of the losses of the scored tokens, in float64
+    tokens            number of scored tokens
+    words             words of the text, separated by white space (Python's str.split)
+    words_eos         words + lines: Transformer-XL's published numbers count one end-of-line token per line
+    bytes             UTF-8 bytes of the text as tokenized
+    ppl_token         e^(nats / tokens)           perplexity; comparable between models with the same tokenizer and text
+    ppl_word          e^(nats / words)            comparable between tokenizers
+    ppl_word_eos      e^(nats / words_eos)
+    bits_per_byte     nats / (bytes · ln 2)       comparable between tokenizers, and with care between languages
+    unscored          tokens of the text that were not scored: 0, except with accounting `paper`
+
+Of two models on the same text (`paired_difference`), ours compared with theirs:
+
+    nats_per_token    (our nats − their nats) / tokens; negative if ours is better
+    ppl_ratio         e^nats_per_token = our ppl_token / their ppl_token
+    documents         number of documents with scored tokens
+    documents_better  number of documents on which our loss is lower
+
+**Intervals** are bootstrap percentile intervals over documents. Each of SAMPLES samples draws documents with
+replacement, as many as the text has, and computes the metric from their summed nats and counts. The interval holds the
+middle LEVEL of these values.
+
+**Accounting `paper`.** In the paper's tables the ratio ln(ppl_word) / ln(ppl_token) should be constant per corpus, but
+it differs from row to row. The differences fit a loss that is summed without the first τ tokens and the last partial
+batch, but divided by all words. This is an inference from the printed tables; `paper_span` has the formula. The
+accounting only selects which tokens are summed.
 """
 
 from __future__ import annotations
@@ -33,18 +45,19 @@ from logpast.util.errors import UserError
 
 Array = NDArray[np.float64]
 
-SAMPLES, LEVEL = 2000, 0.95  # of a bootstrap
+SAMPLES = 2000  # bootstrap samples
+LEVEL = 0.95  # confidence level of all intervals
 
 
 def perplexity(nats: float, units: float) -> float:
-    """e^(nats per unit); infinite where that overflows."""
+    """e^(nats / units): infinity if that overflows, NaN without units."""
     if units == 0:
         return math.nan
     return math.inf if nats / units > 709 else math.exp(nats / units)
 
 
 def summary(nats: float, scored: int, counts: Counts) -> dict[str, Any]:
-    """All figures of the contract, for `scored` tokens that cost `nats` in a text of these counts."""
+    """The metrics of one model on a text: `nats` is the summed loss of `scored` of its tokens."""
     return {
         "nats": nats,
         "tokens": scored,
@@ -60,42 +73,48 @@ def summary(nats: float, scored: int, counts: Counts) -> dict[str, Any]:
 
 
 def paper_span(tokens: int, window: int, horizon: int) -> slice:
-    """The tokens that the paper's per-word figures appear to sum, of a text of N `tokens`.
+    """The tokens that the paper's per-word perplexities appear to sum, of a text of N `tokens`.
 
-    With τ = `horizon`, m = `window`: tokens τ + 1 … τ + m·⌊W/B⌋·B (counted from 1), where
-    W = ⌈(N − 1 − m − τ)/m⌉ windows lie in the text after its first τ tokens and batches hold
-    B = ⌈16384/(m + τ)⌉ · max(1, ⌊(m + τ)/m⌋) of them. On WikiText-103's test set and τ = 8192 that leaves out 5.5 %.
+    With τ = `horizon` and m = `window`, these are tokens τ + 1 … τ + m·⌊W/B⌋·B, counted from 1. Here
+    W = ⌈(N − 1 − m − τ)/m⌉ is the number of windows after the first τ tokens, and
+    B = ⌈16384/(m + τ)⌉ · max(1, ⌊(m + τ)/m⌋) the number of windows in a batch. On WikiText-103's test set with
+    τ = 8192, 5.5 % of the tokens are left out.
     """
     windows = -(-(tokens - 1 - window - horizon) // window)
     batch = -(-16384 // (window + horizon)) * max(1, (window + horizon) // window)
     scored = window * (windows // batch) * batch
     if scored <= 0:
         raise UserError(
-            f"accounting 'paper' scores nothing of a text of {tokens} tokens (horizon {horizon}, whole batches of "
-            f"{batch} windows of {window}); use a longer text or accounting 'all'"
+            f"accounting 'paper' scores no token of a text of {tokens} tokens (horizon {horizon}, full batches of "
+            f"{batch} windows of {window} tokens); use a longer text or accounting 'all'"
         )
     return slice(horizon, horizon + scored)
 
 
 def _resampled_sums(columns: Array) -> Array:
-    """(SAMPLES, columns): sums of (documents, columns) over as many documents, drawn with replacement."""
+    """Bootstrap sums (SAMPLES, columns) of an array (documents, columns) over documents drawn with replacement."""
     random, documents = np.random.default_rng(0), len(columns)
-    chances = np.full(documents, 1 / documents)
-    # a hundred draws at a time: all at once would not fit for tens of thousands of documents
-    sums = [random.multinomial(documents, chances, size=100) @ columns for _ in range(SAMPLES // 100)]
+    equal = np.full(documents, 1 / documents)
+    # 100 samples at a time, to bound the memory for tens of thousands of documents
+    sums = [random.multinomial(documents, equal, size=100) @ columns for _ in range(SAMPLES // 100)]
     return np.concatenate(sums)
 
 
-def _middle(drawn: Array) -> tuple[float, float]:
-    """Between which bounds LEVEL of them lie."""
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+def _interval(values: Array) -> tuple[float, float]:
+    """The bounds of the middle LEVEL of the values."""
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
 def bootstrap(nats: Array, units: dict[str, NDArray[np.int64]]) -> dict[str, tuple[float, float]]:
-    """For each kind of unit the interval of nats per unit, from (documents,) nats and counts of each document."""
+    """The interval of nats per unit, for each kind of unit.
+
+    Args:
+        nats: (documents,) the summed loss of each document.
+        units: name -> (documents,) number of units in each document.
+    """
     total, *counts = _resampled_sums(np.column_stack([nats, *units.values()])).T
-    return {name: _middle(total / np.maximum(count, 1e-9)) for name, count in zip(units, counts, strict=True)}
+    return {name: _interval(total / np.maximum(count, 1e-9)) for name, count in zip(units, counts, strict=True)}
 
 
 def by_kind(
@@ -104,39 +123,45 @@ def by_kind(
     number: int,
     groups: NDArray[np.int64],
 ) -> dict[str, Any]:
-    """The mean of a value over the tokens of each kind, with its interval over groups of tokens.
+    """The mean of a value over the tokens of each kind, with a bootstrap interval over groups of tokens.
 
     Args:
-        values: of each token: its nats, or a difference of nats.
-        kinds: of each token, from 0 to `number` − 1.
-        number: how many kinds there are.
-        groups: of each token, the document or block that is drawn as a whole.
+        values: (tokens,) the loss of each token, or a difference of losses.
+        kinds: (tokens,) the kind of each token, from 0 to `number` − 1.
+        number: the number of kinds.
+        groups: (tokens,) the document or block of each token; groups are resampled as a whole.
 
     Returns:
-        tokens, nats (the mean; NaN for a kind without tokens) and interval (None where fewer than two groups have the
-        kind), a list each.
+        Three lists with one entry per kind: `tokens`, `nats` (the mean; NaN without tokens) and `interval` (None if
+        fewer than two groups have the kind).
     """
     cells, size = groups * number + kinds, (int(groups.max()) + 1) * number
     sums, counts = (np.bincount(cells, each, size).reshape(-1, number) for each in (values, np.ones(len(values))))
-    there = counts.any(axis=1)
-    drawn = _resampled_sums(np.concatenate([sums[there], counts[there]], axis=1))
+    present = counts.any(axis=1)
+    drawn = _resampled_sums(np.concatenate([sums[present], counts[present]], axis=1))
     total, count = drawn[:, :number], drawn[:, number:]
     intervals: list[list[float] | None] = []
     for kind in range(number):
-        has = count[:, kind] > 0  # a rare kind is in no group of some draws
+        drawn_with = count[:, kind] > 0  # samples may miss all groups with a rare kind
         enough = (counts[:, kind] > 0).sum() > 1
-        intervals.append(list(_middle(total[has, kind] / count[has, kind])) if enough else None)
+        ratios = total[drawn_with, kind] / count[drawn_with, kind]
+        intervals.append(list(_interval(ratios)) if enough else None)
     with np.errstate(invalid="ignore"):
         means = sums.sum(axis=0) / counts.sum(axis=0)
     return {"tokens": counts.sum(axis=0).astype(int).tolist(), "nats": means.tolist(), "interval": intervals}
 
 
 def paired_difference(ours: Array, theirs: Array, tokens: NDArray[np.int64]) -> dict[str, Any]:
-    """Ours − theirs in nats per token on the same documents, and how sure its sign is.
+    """Our loss minus theirs on the same documents, with a bootstrap interval if there are several.
 
-    Both models are resampled together, document by document, so what makes a document hard for both cancels.
+    Each sample uses the same documents for both models, so what makes a document hard for both cancels.
+
+    Args:
+        ours: (documents,) our summed loss of each document.
+        theirs: (documents,) the same for the other model.
+        tokens: (documents,) number of scored tokens of each document.
     """
-    scored = tokens > 0  # an accounting may leave whole documents out
+    scored = tokens > 0  # accounting `paper` may leave whole documents out
     difference, tokens = (ours - theirs)[scored], tokens[scored]
     mean = float(difference.sum() / tokens.sum())
     result: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Any model + any token store -> the nats of every token, each exactly once, and the figures made of them."""
+"""Scoring: the loss of every token of a text under a model, each token once, and the metrics computed from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from logpast.kernels.cuda_graphs import Replay
 from logpast.models import State
 from logpast.util.precision import accumulation_dtype
 
-KEPT = 2000  # documents at most whose nats stand beside the figures
+MAX_DOCUMENTS = 2000  # texts with more documents have no loss per document in their metrics
+
+Indices = NDArray[np.int64]
 
 
 @torch.inference_mode()
@@ -39,45 +41,46 @@ def score(
     progress: Callable[[int], None] | None = None,
     stride: int | None = None,
 ) -> NDArray[np.float64]:
-    """The nats of every token of the store, in its order.
+    """The loss of every token of the store in nats, in text order.
 
     Args:
-        model: called with (history, tokens, targets), gives the nats of the targets; a recurrent one (`Recurrent`)
-            reads each stream from its beginning to its end, up to `batch_size` streams side by side.
-        window: the model's m.
-        history: how many tokens before each window the model wants to see.
+        model: a function of (history, tokens, targets) that gives the loss of each target. A recurrent model
+            (`Recurrent`) processes each stream from start to end, up to `batch_size` streams in parallel.
+        store: the text.
+        window: m, the model's window.
+        history: number of tokens before each window that the model takes.
         batch_size: windows at a time; changes the speed and not the result.
         streams: one stream for the whole `corpus`, or one per `document`.
-        device: where the model is.
-        limit: stop after the window in which the so-many-th token lies.
-        share: (rank, of how many): score only every n-th batch and leave zeros elsewhere.
-        progress: called with how many tokens are done.
-        stride: below `window`, overlapping windows, of which only what the ones before did not predict is scored; not
-            for a recurrent model, which reads each token once.
+        device: the model's device.
+        limit: score at least this many tokens, then stop at the end of a window.
+        share: (rank, ranks): score only every `ranks`-th batch, from number `rank` on; the other losses are zero.
+        progress: called with the number of tokens done.
+        stride: below `window`, windows overlap, and each scores only the tokens that no earlier window has scored.
+            Not for recurrent models.
     """
     recurrent = hasattr(model, "segment")
     if recurrent and stride not in (None, window):
-        raise ValueError("a recurrent model reads each token once: it cannot be scored by overlapping windows")
+        raise ValueError("a recurrent model processes each token once: its windows cannot overlap (stride)")
     windows = Windows(store, window, history, streams, device=device, stride=stride)
     count = len(windows)
-    if limit is not None:  # windows predict the text in order, so the first that reaches the limit can be searched
+    if limit is not None:  # targets are in text order, so the first window that reaches the limit is found by bisection
         reached = bisect_left(range(count), limit, key=lambda index: windows.places(index).stop)
         count = min(count, reached + 1)
     rank, ranks = share
     nats = np.zeros(len(store) if count == len(windows) else windows.places(count - 1).stop)
     training, done = model.training, 0
     model.eval()
-    alone_on_gpu = torch.device(device).type == "cuda" and ranks == 1
-    groups = _streams(windows, count, batch_size) if recurrent else _rows(count, batch_size)
-    reading = RecurrentScorer(model, alone_on_gpu) if recurrent else None
+    cuda_graphs = torch.device(device).type == "cuda" and ranks == 1
+    groups = _stream_groups(windows, count, batch_size) if recurrent else _window_groups(count, batch_size)
+    scorer = RecurrentScorer(model, cuda_graphs) if recurrent else None
     for batches in islice(groups, rank, None, ranks):
         for number, indices in enumerate(batches):
             batch = windows.batch(indices).to(device)
-            costs = reading(batch, fresh=number == 0) if reading else model(*batch)
-            for index, row in zip(indices, costs.cpu().to(accumulation_dtype(costs.dtype)).numpy(), strict=True):
-                place = windows.places(int(index))
-                nats[place] = row[windows.overlap(int(index)) :][: place.stop - place.start]
-                done += place.stop - place.start
+            losses = scorer(batch, fresh=number == 0) if scorer else model(*batch)
+            for index, row in zip(indices, losses.cpu().to(accumulation_dtype(losses.dtype)).numpy(), strict=True):
+                position = windows.places(int(index))
+                nats[position] = row[windows.overlap(int(index)) :][: position.stop - position.start]
+                done += position.stop - position.start
             if progress:
                 progress(done)
     model.train(training)
@@ -85,59 +88,58 @@ def score(
 
 
 class RecurrentScorer:
-    """A recurrent model on its way through streams side by side: called with the next window of each, gives its nats.
+    """Scores parallel streams with a recurrent model: each call takes the next window of every stream.
 
-    The streams that end must be the last of them. A segment is hundreds of small kernels, so on a GPU it is `replayed`
-    as one CUDA graph. That has one shape, so rows of streams that ended stay until they are half of all; and what was
-    made for a number of rows is kept for other streams.
+    Streams that have ended must be the last rows; they are left out of later calls. With `cuda_graphs`, a segment runs
+    as one CUDA graph instead of hundreds of small kernels. A graph has a fixed number of rows, so ended streams stay as
+    padding until they are half of the rows, and graphs are kept for later streams.
     """
 
-    def __init__(self, model: Any, replayed: bool = False) -> None:
-        self.model, self.replayed = model, replayed
-        self.made: dict[int, tuple[Callable[[Segments], Tensor], State]] = {}
+    def __init__(self, model: Any, cuda_graphs: bool = False) -> None:
+        self.model, self.cuda_graphs = model, cuda_graphs
+        self.by_rows: dict[int, tuple[Callable[[Segments], Tensor], State]] = {}
         self.state: State = {}
 
     def __call__(self, batch: Batch, fresh: bool) -> Tensor:
+        """The loss of each target; `fresh` if all streams start with this window."""
         count, before = len(batch.tokens), self.state
-        enough = [rows for rows in self.made if count <= rows < 2 * count] if self.replayed else []
+        enough = [rows for rows in self.by_rows if count <= rows < 2 * count] if self.cuda_graphs else []
         rows = min(enough, default=count)
-        read, self.state = self._for(rows)
+        run, self.state = self._for(rows)
         if not fresh and self.state is not before:
             for name, value in self.state.items():
                 value.copy_(before[name][:rows])
         tokens, targets = (F.pad(ids, (0, 0, 0, rows - count), value=-1).unsqueeze(1) for ids in batch[1:])
-        return read(Segments(tokens, targets, torch.full((rows, 1), fresh, device=tokens.device)))[:count, 0]
+        return run(Segments(tokens, targets, torch.full((rows, 1), fresh, device=tokens.device)))[:count, 0]
 
     def _for(self, rows: int) -> tuple[Callable[[Segments], Tensor], State]:
-        if rows not in self.made:
-            if not self.replayed:
-                self.made.clear()  # nothing is gained by keeping it
+        """The function that processes a segment of so many rows, and the state that it updates."""
+        if rows not in self.by_rows:
+            if not self.cuda_graphs:
+                self.by_rows.clear()  # only graphs are expensive to make
             state = {name: value.clone() for name, value in self.model.start(rows).items()}
-            read = partial(_read_on, self.model, state)
-            self.made[rows] = Replay(read) if self.replayed else read, state
-        return self.made[rows]
+            run = partial(_segment_losses, self.model, state)
+            self.by_rows[rows] = Replay(run) if self.cuda_graphs else run, state
+        return self.by_rows[rows]
 
 
-def _read_on(model: Any, state: State, batch: Segments) -> Tensor:
-    """The nats of a segment; the state becomes that after it."""
-    costs, after, _ = model(*batch, state)
+def _segment_losses(model: Any, state: State, batch: Segments) -> Tensor:
+    """The losses of a segment. The state is updated in place."""
+    losses, after, _ = model(*batch, state)
     for name, value in state.items():
         value.copy_(after[name])
-    assert isinstance(costs, Tensor)
-    return costs
+    assert isinstance(losses, Tensor)
+    return losses
 
 
-Indices = NDArray[np.int64]
-
-
-def _rows(count: int, batch_size: int) -> Iterator[list[Indices]]:
-    """Windows in batches, each a group of its own: they have nothing to do with each other."""
+def _window_groups(count: int, batch_size: int) -> Iterator[list[Indices]]:
+    """Batches of independent windows, each a group of its own."""
     for first in range(0, count, batch_size):
         yield [np.arange(first, min(first + batch_size, count))]
 
 
-def _streams(windows: Windows, count: int, batch_size: int) -> Iterator[list[Indices]]:
-    """Streams in groups, longest first; of each group the first windows of all, then the second ones, and so on."""
+def _stream_groups(windows: Windows, count: int, batch_size: int) -> Iterator[list[Indices]]:
+    """Groups of streams, longest first. A group is a list of batches: all first windows, all second windows, …"""
     lengths = np.diff(np.minimum(windows.first, count))
     order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
     for first in range(0, len(order), batch_size):
@@ -146,14 +148,16 @@ def _streams(windows: Windows, count: int, batch_size: int) -> Iterator[list[Ind
 
 
 def compute_metrics(nats: NDArray[np.float64], store: TokenStore, span: slice = slice(None)) -> dict[str, Any]:
-    """All figures for the tokens in `span`, with 95 % intervals over documents where there are several.
+    """All metrics of `metrics.summary` for the tokens in `span`, and the number of documents.
 
-    Each document's nats stand with them, so that other models' can be set beside them, document by document.
+    If there are several documents, also `interval` (bounds of the perplexities and of bits_per_byte) and, for texts of
+    up to MAX_DOCUMENTS documents, `by_document`: the summed loss and the number of tokens of each document, with which
+    other models can be compared later.
     """
     chosen, documents = nats[span], store.documents
     result = metrics.summary(math.fsum(chosen), len(chosen), store.counts)
-    result["documents"] = len(documents.start)
-    if len(documents.start) > 1:
+    result["documents"] = len(documents)
+    if len(documents) > 1:
         summed, tokens = per_document(nats, store, span)
         words_eos = documents.words + documents.lines
         units = {"token": tokens, "word": documents.words, "word_eos": words_eos, "byte": documents.bytes}
@@ -161,7 +165,7 @@ def compute_metrics(nats: NDArray[np.float64], store: TokenStore, span: slice = 
         in_bits = [bound / math.log(2) for bound in intervals.pop("byte")]
         in_ppl = {f"ppl_{unit}": [metrics.perplexity(bound, 1) for bound in both] for unit, both in intervals.items()}
         result["interval"] = in_ppl | {"bits_per_byte": in_bits}
-        if len(documents.start) <= KEPT:
+        if len(documents) <= MAX_DOCUMENTS:
             result["by_document"] = {"nats": [round(float(n), 3) for n in summed], "tokens": tokens.tolist()}
     return result
 
@@ -169,7 +173,7 @@ def compute_metrics(nats: NDArray[np.float64], store: TokenStore, span: slice = 
 def per_document(
     nats: NDArray[np.float64], store: TokenStore, span: slice = slice(None)
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Of each document: the nats of its tokens that lie in the span, and how many those are."""
+    """For each document, the summed loss and the number of its tokens that lie in the span."""
     start, stop, _ = span.indices(len(store))
     first = np.clip(store.documents.start, start, stop)
     last = np.clip(store.documents.start + store.documents.tokens, start, stop)
