@@ -104,8 +104,8 @@ def test_an_existing_run_is_refused_and_left_as_it_is(train_config: TrainConfig)
     assert_bit_equal(before, weights(config.run))
 
 
-def test_a_diverged_run_can_be_told_from_other_settings(train_config: TrainConfig) -> None:
-    """It leaves a folder without a checkpoint; a second attempt usually has other settings."""
+def test_retrying_a_diverged_run_with_other_settings_is_refused(train_config: TrainConfig) -> None:
+    """A run that diverges early leaves a folder without a checkpoint."""
     wild = replace(train_config, optimizer=replace(train_config.optimizer, learning_rate=1e30, warmup_steps=0))
     with pytest.raises(Diverged):
         train(replace(wild, checkpoint_every=1000, validate_every=1000))
