@@ -1,11 +1,12 @@
-"""Has training or scoring on a CPU become slower? Two checkouts of logpast, step by step in turn.
+"""Has training or scoring on a CPU become slower? Compares two checkouts of logpast, one step of each in turn.
 
     git worktree add ../before REVISION
     python benchmarks/revisions_cpu.py --before ../before --data STORE --out results/revisions_cpu.json
 
-STORE is what `logpast data prepare` makes. The model is that of small-cpu; steps are the trainer's own,
-scoring is of windows in order, with random weights. Each checkout has a process of its own, waiting while the other
-works: whatever else the machine does falls on both alike. Compared are the times of two neighbouring pieces of work.
+STORE is a token store made by `logpast data prepare`. The model is that of the recipe small-cpu. Training steps are
+those of `logpast train`; scoring takes windows in order, with random weights. Each checkout runs in its own process and
+waits while the other works, so that other load on the machine affects both alike. The table gives the ratio of the
+times of neighbouring steps. Both revisions must have the modules that `work` imports.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WARM_UP = 10
 
 
 def work(data: str) -> None:
-    """For the checkout that is on the path: which it is, then for each word of the input the milliseconds it took."""
+    """In the process of one checkout: print its revision, then for each line of the input the milliseconds it took."""
     import numpy as np
     import torch
 
@@ -49,9 +50,9 @@ def work(data: str) -> None:
         run = Run(config)
         batches = iter(run.batches_to_come())
         print(json.dumps([revision()]), flush=True)
-        for word in sys.stdin:
+        for line in sys.stdin:
             started = time.perf_counter()
-            if word.strip() == "step":
+            if line.strip() == "step":
                 run.step(next(batches))
             else:
                 with torch.no_grad():
@@ -65,48 +66,48 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="a checkout of the revision to compare with")
     parser.add_argument("--data", required=True, help="a token store")
     parser.add_argument(
-        "--pairs", type=int, default=150, help="timed steps of each checkout, and as many batches scored"
+        "--pairs", type=int, default=150, help="timed training steps and timed scored batches of each checkout"
     )
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    words = parser.parse_args()
-    if words.work:
-        return work(words.data)
-    places = {"before": words.before, "after": Path(__file__).parents[1]}
-    if not words.before or not (words.before / "src" / "logpast").is_dir():
+    args = parser.parse_args()
+    if args.work:
+        return work(args.data)
+    checkouts = {"before": args.before, "after": Path(__file__).parents[1]}
+    if not args.before or not (args.before / "src" / "logpast").is_dir():
         parser.error("--before must be a checkout of logpast: git worktree add ../before REVISION")
-    if words.pairs < 2:
+    if args.pairs < 2:
         parser.error("--pairs must be 2 or more")
-    command = [sys.executable, __file__, "--work", "--data", words.data]
+    command = [sys.executable, __file__, "--work", "--data", args.data]
     workers = {
         name: subprocess.Popen(
-            command, env=os.environ | {"PYTHONPATH": str(place.resolve() / "src")}, text=True, bufsize=1,
+            command, env=os.environ | {"PYTHONPATH": str(checkout.resolve() / "src")}, text=True, bufsize=1,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )
-        for name, place in places.items()
+        for name, checkout in checkouts.items()
     }  # fmt: skip
 
     def answer(name: str) -> Any:
         for line in workers[name].stdout or ():
-            if line.startswith("["):  # the rest is what the trainer has to say
+            if line.startswith("["):  # other lines are messages of the trainer
                 return json.loads(line)[0]
-        raise SystemExit(f"the process for {places[name]} has ended; what it said stands above")
+        raise SystemExit(f"the process for {checkouts[name]} has ended; see its output above")
 
     def ask(name: str, what: str) -> float:
         print(what, file=workers[name].stdin)
         return float(answer(name))
 
-    revisions = {name: answer(name) for name in places}
+    revisions = {name: answer(name) for name in checkouts}
 
     rows: list[dict[str, Any]] = []
     for what in ("score", "step"):
-        taken: dict[str, list[float]] = {name: [] for name in places}
-        for number in range(WARM_UP + words.pairs):
-            for name in list(places)[:: 1 if number % 2 else -1]:
+        taken: dict[str, list[float]] = {name: [] for name in checkouts}
+        for number in range(WARM_UP + args.pairs):
+            for name in list(checkouts)[:: 1 if number % 2 else -1]:
                 taken[name].append(ask(name, what))
             if number % 10 == 0:
-                print(f"{what} {number}/{WARM_UP + words.pairs}", file=sys.stderr, flush=True)
-        before, after = (taken[name][WARM_UP:] for name in places)
+                print(f"{what} {number}/{WARM_UP + args.pairs}", file=sys.stderr, flush=True)
+        before, after = (taken[name][WARM_UP:] for name in checkouts)
         ratios = [new / old for old, new in zip(before, after, strict=True)]
         deciles = statistics.quantiles(ratios, n=10)
         rows.append({
@@ -117,20 +118,20 @@ def main() -> None:
         print(rows[-1], flush=True)
     for worker in workers.values():
         worker.communicate()
-    if words.out:
+    if args.out:
         from logpast.data import open_tokens
         from logpast.util.environment import describe, pick_device
 
         table = {
-            "what": "ms of a training step and of scoring a batch on a CPU: medians, and of the pairs' ratios",
-            "data": open_tokens(words.data).identity,
+            "what": "ms per training step and per scored batch on a CPU: medians, and medians of the pairs' ratios",
+            "data": open_tokens(args.data).identity,
             "revision": revisions["after"],
             "before": revisions["before"],
             "hardware": describe(pick_device("cpu")),
             "rows": rows,
             "ratios": {row["work"]: row["ratio"] for row in rows},
         }
-        words.out.write_text(json.dumps(table, indent=2) + "\n")
+        args.out.write_text(json.dumps(table, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""logpast: a long past for transformers at the price of a short window.
+"""logpast: log-compressed memory for transformers.
 
-    from logpast import FilterBank, LogMemory                 # the memory alone, for your own model
-    from logpast import TrainConfig, prepare, train, evaluate, generate   # what the command line does
+    from logpast import FilterBank, LogMemory                             # the memory alone, for your own model
+    from logpast import TrainConfig, prepare, train, evaluate, generate   # the commands as functions
 
-Names are imported when they are first used, so that `import logpast` costs nothing.
+Names are imported on first use, so that `import logpast` is fast.
 """
 
 from importlib import import_module
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
     from logpast.training.loop import train
 
-_HOMES = {
+_MODULES = {
     "logpast.data.prepare": ("open_tokens", "prepare"),
     "logpast.data.store": ("TokenStore",),
     "logpast.analysis.analyze": ("analyze",),
@@ -44,7 +44,7 @@ _HOMES = {
     "logpast.training.config": ("DataConfig", "OptimizerConfig", "TrainConfig"),
     "logpast.training.loop": ("train",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "DataConfig",
@@ -72,8 +72,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
-        return getattr(import_module(_HOME_OF[name]), name)
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'logpast' has no attribute {name!r}")
 
 

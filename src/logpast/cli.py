@@ -1,5 +1,5 @@
-"""The command line: verbs only. Each is one function that a notebook can call too; its typed signature is the verb's
-options and its docstring the help. Nothing heavy is imported before a verb is chosen.
+"""The command line. Each command is one Python function: its typed signature gives the options, its docstring the help.
+Nothing slow is imported before a command is chosen.
 """
 
 from __future__ import annotations
@@ -21,53 +21,84 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 
-class Verb(NamedTuple):
+class Command(NamedTuple):
     module: str
     function: str
-    about: str
-    positional: str | None = None
-    metavar: str = "SOURCE …"
+    help: str
+    positional: str | None = None  # the parameter that is given without an option
+    metavar: str | None = None
+    nargs: str | None = None  # as in argparse: "+" or "*" for several
 
 
-VERBS = {
-    "demo": Verb("logpast.demo.demo", "demo", "train a memory model and its control in a few minutes, and compare"),
-    "data prepare": Verb("logpast.data.prepare", "prepare", "turn text into a token store", "sources"),
-    "train": Verb("logpast.training.loop", "train", "train a model from a recipe"),
-    "eval": Verb("logpast.evaluation.evaluate", "evaluate", "score a model on a text: perplexity, bits per byte"),
-    "compare": Verb("logpast.comparison.compare", "compare", "train and score rivals side by side", "recipe", "RECIPE"),
-    "analyze": Verb(
-        "logpast.analysis.analyze", "analyze", "show how much of its past a model uses", "checkpoint", "CHECKPOINT"
-    ),
-    "sweep": Verb("logpast.sweeps.sweep", "sweep", "train and score every cell of a grid", "page", "PAGE"),
-    "generate": Verb("logpast.generation", "generate", "write on from a prompt"),
-    "filters": Verb("logpast.paper.filters_figure", "draw_filters", "draw the filters (the paper's Figures 1 and A1)"),
-    "results": Verb(
-        "logpast.ledger.results", "results", "print, filter and plot what was measured", "where", "[WHERE …]"
-    ),
-    "results curves": Verb("logpast.ledger.curves", "curves", "draw what runs learned on their way", "logs", "LOG …"),
-    "results comparison": Verb(
-        "logpast.comparison.table", "show", "print and draw a comparison made before", "rows", "ROWS"
-    ),
-    "paper fig1": Verb("logpast.paper.filters_figure", "fig1", "draw the paper's Figure 1: the filters"),
-    "paper figA1": Verb("logpast.paper.filters_figure", "fig_a1", "draw its Figure A1: wider and narrower filters"),
-    "paper results-figure": Verb(
-        "logpast.paper.results_figure", "results_figure", "draw its results, and ours", "where", "[WHERE …]"
-    ),
-    "paper table1": Verb("logpast.paper.tables", "table1", "its Table 1: systems of similar size"),
-    "paper tableA1": Verb(
-        "logpast.paper.tables", "table_a1", "its Table A1: WikiText-103, and ours", "where", "[WHERE …]"
-    ),
-    "paper tableA2": Verb("logpast.paper.tables", "table_a2", "its Table A2: PG-19, and ours", "where", "[WHERE …]"),
-    "paper accounting": Verb("logpast.paper.accounting", "accounting", "what its per-word figures appear to count"),
-}
+SECTIONS = {
+    "Start here": {
+        "demo": Command(
+            "logpast.demo.demo", "demo", "train a memory model and its control in a few minutes, and compare them"
+        ),
+    },
+    "Train and use a model": {
+        "data prepare": Command(
+            "logpast.data.prepare", "prepare", "turn text into a token store", "sources", "SOURCE", "+"
+        ),
+        "train": Command("logpast.training.loop", "train", "train a model from a recipe"),
+        "eval": Command("logpast.evaluation.evaluate", "evaluate", "score a model: perplexity, bits per byte"),
+        "generate": Command("logpast.generation", "generate", "continue a prompt"),
+        "analyze": Command(
+            "logpast.analysis.analyze", "analyze", "show where a model gains and how far back it looks",
+            "checkpoint", "CHECKPOINT",
+        ),
+    },
+    "Experiments": {
+        "compare": Command(
+            "logpast.comparison.compare", "compare", "train and score several systems at equal size and budget",
+            "recipe", "RECIPE",
+        ),
+        "sweep": Command(
+            "logpast.sweeps.sweep", "sweep", "train and score every cell of a grid", "page", "RECIPE"
+        ),
+    },
+    "Results": {
+        "results": Command(
+            "logpast.ledger.results", "results", "print, filter and plot all measured rows", "where", "WHERE", "*"
+        ),
+        "results curves": Command(
+            "logpast.ledger.curves", "curves", "plot the losses of runs over training", "logs", "LOG", "+"
+        ),
+        "results comparison": Command(
+            "logpast.comparison.table", "show", "print and plot an earlier comparison", "rows", "ROWS"
+        ),
+    },
+    "The paper": {
+        "filters": Command("logpast.paper.filters_figure", "draw_filters", "draw filters"),
+        "paper fig1": Command("logpast.paper.filters_figure", "fig1", "draw Figure 1: the filters"),
+        "paper figA1": Command("logpast.paper.filters_figure", "fig_a1", "draw Figure A1: wide and narrow filters"),
+        "paper results-figure": Command(
+            "logpast.paper.results_figure", "results_figure", "draw the results figure, with our results",
+            "where", "WHERE", "*",
+        ),
+        "paper table1": Command("logpast.paper.tables", "table1", "print Table 1: systems of similar size"),
+        "paper tableA1": Command(
+            "logpast.paper.tables", "table_a1", "print Table A1: WikiText-103, with our results", "where", "WHERE", "*"
+        ),
+        "paper tableA2": Command(
+            "logpast.paper.tables", "table_a2", "print Table A2: PG-19, with our results", "where", "WHERE", "*"
+        ),
+        "paper accounting": Command(
+            "logpast.paper.accounting", "accounting", "show which tokens the per-word perplexities appear to count"
+        ),
+    },
+}  # fmt: skip
+COMMANDS: dict[str, Command] = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
-OVERVIEW = """logpast {version}: a long past for transformers at the price of a short window
+SECTION_EXAMPLES = {"--data": "--data.train TEXT", "--optimizer": "--optimizer.learning_rate NUMBER"}  # of a recipe
 
-usage: logpast VERB [options]        logpast VERB --help tells more
+OVERVIEW = """logpast {version}: log-compressed memory for transformers
 
-{verbs}
+usage: logpast COMMAND [options]; logpast COMMAND --help says more
 
-From a text to a model that goes on writing it:
+{commands}
+
+From a text to a model that continues it:
 
   logpast data prepare mybooks/ --out data/mine --tokenizer bpe-4096
   logpast train --config small-cpu --data.train data/mine --data.validation other.txt --run runs/mine
@@ -77,10 +108,10 @@ From a text to a model that goes on writing it:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one verb. Exit code 2 is a mistake in what was asked for, told in one line; 130 is Ctrl-C."""
+    """Run one command. Exit code 2 is a mistake of the user, reported in one line; 130 is Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without τ shall have the rest
+            stream.reconfigure(errors="replace")  # a terminal that cannot print τ still gets the rest
     try:
         code = run(sys.argv[1:] if argv is None else argv)
     except UserError as error:
@@ -89,12 +120,12 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("logpast: interrupted", file=sys.stderr)
         code = 130
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as error:
         if error.filename is None and error.errno not in DISK_FULL:
-            raise  # not about a file: a fault of ours
+            raise  # not about a file: a bug
         fix = "; make room, or write elsewhere" if error.errno in DISK_FULL else ""
         print(f"logpast: {error.filename or 'the disk'}: {error.strerror}{fix}", file=sys.stderr)
         code = 2
@@ -102,57 +133,66 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(argv: list[str]) -> int:
+    """Run one command and return the exit code; mistakes raise UserError."""
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(OVERVIEW.format(version=__version__, verbs=_listed(list(VERBS))))
-        return 0
-    group = _group(argv[0])
-    if group and argv[0] not in VERBS and argv[1:] in ([], ["-h"], ["--help"]):
-        print(_listed(group))
+        sections = (f"{title}:\n{_list(list(commands))}" for title, commands in SECTIONS.items())
+        print(OVERVIEW.format(version=__version__, commands="\n\n".join(sections)))
         return 0
     if argv[0] == "--version":
         print(__version__)
         return 0
-    name = _verb_in(argv)
-    verb, rest = VERBS[name], [_underscored(word) for word in argv[len(name.split()) :]]
-    function = getattr(importlib.import_module(verb.module), verb.function)
+    group = _group(argv[0])
+    if group and argv[0] not in COMMANDS and argv[1:] in ([], ["-h"], ["--help"]):
+        print(_list(group))
+        return 0
+    name = _find_command(argv)
+    options = [_with_underscores(word) for word in argv[len(name.split()) :]]
+    function = getattr(importlib.import_module(COMMANDS[name].module), COMMANDS[name].function)
     if name == "train":
-        function(_train_config(function, rest))
+        function(_train_config(function, options))
     else:
-        parser = _parser(name, function)
-        if verb.positional:
-            many = ("*" if verb.metavar.startswith("[") else "+") if "…" in verb.metavar else None
-            none: dict[str, Any] = {"default": []} if many == "*" else {}
-            parser.add_argument(
-                verb.positional,
-                nargs=many,
-                **none,
-                type=str if many else Path,
-                metavar=verb.metavar.strip("[ …]"),
-                help=_help_of(function, verb.positional),
-            )
-        parser.add_function_arguments(function, skip={verb.positional} if verb.positional else set(), fail_untyped=True)
-        function(**_parse(parser, rest))
+        function(**_parse(_command_parser(name, function), options))
     return 0
 
 
-def _verb_in(argv: list[str]) -> str:
-    """The verb that the words begin with; of two words where there is such a one."""
+def _find_command(argv: list[str]) -> str:
+    """The command that the arguments start with, of two words if there is one."""
     for name in (" ".join(argv[:2]), argv[0]):
-        if name in VERBS:
+        if name in COMMANDS:
             return name
-    *first, word = argv[:2] if _group(argv[0]) else argv[:1]
-    known = [name.removeprefix(f"{argv[0]} ") for name in _group(argv[0])] or list(VERBS)  # of two words, the second
-    raise UserError(f"unknown verb {' '.join([*first, word])!r}; {suggest(word, known)}")
+    group = _group(argv[0])
+    *first, word = argv[:2] if group else argv[:1]
+    known = [name.removeprefix(f"{argv[0]} ") for name in group] or list(COMMANDS)
+    raise UserError(f"unknown command {' '.join([*first, word])!r}; {suggest(word, known)}")
 
 
 def _group(word: str) -> list[str]:
-    """The verbs of two words that begin with this one."""
-    return [name for name in VERBS if name.startswith(f"{word} ")]
+    """The commands of two words that start with this one."""
+    return [name for name in COMMANDS if name.startswith(f"{word} ")]
 
 
-def _listed(names: list[str]) -> str:
-    width = max(map(len, names))
-    return "\n".join(f"  {name:{width}}  {VERBS[name].about}" for name in names)
+def _list(names: list[str]) -> str:
+    width = max(map(len, COMMANDS))
+    return "\n".join(f"  {name:{width}}  {COMMANDS[name].help}" for name in names)
+
+
+def _command_parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
+    """The parser of a command other than `train`: the parameters of its function."""
+    parser, command = _parser(name, function), COMMANDS[name]
+    default: dict[str, Any] = {"default": []} if command.nargs == "*" else {}
+    if command.positional:
+        parser.add_argument(
+            command.positional,
+            nargs=command.nargs,
+            type=str if command.nargs else Path,
+            metavar=command.metavar,
+            help=_help_of(function, command.positional),
+            **default,
+        )
+    parser.add_function_arguments(
+        function, skip={command.positional} if command.positional else set(), fail_untyped=True
+    )
+    return parser
 
 
 def _parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
@@ -163,88 +203,122 @@ def _parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
 
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     text = inspect.cleandoc(function.__doc__ or "")
-    about = text.partition("\n\nArgs:")[0].partition("\n\nReturns:")[0]
+    description = text.partition("\n\nArgs:")[0].partition("\n\nReturns:")[0]
 
-    class AsWritten(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
+    class HelpFormatter(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
         """Keeps the line breaks of the docstring, so that its examples can be copied."""
 
     return jsonargparse.ArgumentParser(
-        prog=f"logpast {name}", description=about, formatter_class=AsWritten, exit_on_error=False
+        prog=f"logpast {name}", description=description, formatter_class=HelpFormatter, exit_on_error=False
     )
 
 
 def _parse(parser: ArgumentParser, argv: list[str]) -> dict[str, Any]:
-    """Options as plain values; a mistake becomes one line, with the nearest name for an unknown option."""
-    from argparse import SUPPRESS, ArgumentError
+    """The values of the options. A mistake is a UserError of one line."""
+    from argparse import ArgumentError
 
-    for group in parser._action_groups:
-        section = next((action for action in group._group_actions if action.metavar == "CONFIG"), None)
-        if section:  # whose settings are given one by one, or by a recipe
-            section.help = SUPPRESS
-            group.title = f"settings of {section.dest}: {group.title}"
-        elif group.title not in ("positional arguments", "options"):  # of the first line, which is above already
-            group.title = "settings"
-    known = [option for action in parser._actions for option in action.option_strings]
-    yes_or_no = [a for a in parser._actions if getattr(a, "_typehint", None) in (bool, bool | None)]
-    bools = [name for a in yes_or_no for name in a.option_strings]
-    texts = {name for a in parser._actions if a.nargs is None for name in a.option_strings} - set(bools)
-    for option, word in pairwise(argv):  # a text that looks like an option; a number, or one with a space, does not
-        if option in texts and re.match(r"--?[^-\s\d.]\S*$", word) and word.partition("=")[0] not in known:
-            raise UserError(f"{option} is given without a value; write {option}={word} if that is meant")
-    for word in argv:
-        option = word.partition("=")[0].removesuffix("+")
-        if option.startswith("--") and " " not in word and option not in known:
-            raise UserError(f"unknown option {option}; {suggest(option, known)}")
-    for place, word in enumerate(argv):
-        if word in bools and [*argv, ""][place + 1] not in ("true", "false"):
-            argv[place] = f"{word}=true"  # --dry_run alone is enough
+    _title_groups(parser)
+    _check_options(parser, argv)
     try:
-        values = parser.parse_args(argv).as_dict()
+        values = parser.parse_args(_expand_flags(parser, argv)).as_dict()
     except ArgumentError as error:
         raise UserError(f"{one_line(error, '--')}; see {parser.prog} --help") from None
     values.pop("config", None)
     return values
 
 
+def _title_groups(parser: ArgumentParser) -> None:
+    """Headings of the help: the settings of each section of a recipe. `--data CONFIG` itself is not offered."""
+    from argparse import SUPPRESS
+
+    for group in parser._action_groups:
+        section = next((action for action in group._group_actions if action.metavar == "CONFIG"), None)
+        if section:
+            section.help = SUPPRESS
+            group.title = f"settings of {section.dest}: {group.title}"
+        elif group.title not in ("positional arguments", "options"):  # the function's first line, printed above
+            group.title = "settings"
+
+
+def _check_options(parser: ArgumentParser, argv: list[str]) -> None:
+    """An error for an option without its value, and for an unknown option, with the nearest name."""
+    known = [option for action in parser._actions for option in action.option_strings]
+    with_value = {name for a in parser._actions if a.nargs is None for name in a.option_strings} - _flags(parser)
+    for option, word in pairwise(argv):  # a value may start with a dash if it is a number or contains a space
+        if option in with_value and re.match(r"--?[^-\s\d.]\S*$", word) and word.partition("=")[0] not in known:
+            raise UserError(f"{option} is given without a value; write {option}={word} if {word} is the value")
+    for word in argv:
+        option = word.partition("=")[0].removesuffix("+")
+        if option.startswith("--") and " " not in word and option not in known:
+            raise UserError(f"unknown option {option}; {suggest(option, known)}")
+
+
+def _expand_flags(parser: ArgumentParser, argv: list[str]) -> list[str]:
+    """`--dry_run` alone means `--dry_run=true`."""
+    flags = _flags(parser)
+    return [
+        f"{word}=true" if word in flags and following not in ("true", "false") else word
+        for word, following in zip(argv, [*argv, ""][1:], strict=True)
+    ]
+
+
+def _flags(parser: ArgumentParser) -> set[str]:
+    """The options that are true or false."""
+    actions = [a for a in parser._actions if getattr(a, "_typehint", None) in (bool, bool | None)]
+    return {name for action in actions for name in action.option_strings}
+
+
 def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
-    """`train`'s options: those of a run, and those of the one system that recipe or command line names."""
+    """The config of `train`: recipes and options. Which model options there are depends on the system they name."""
     import yaml
 
-    from logpast.models import SYSTEMS, known_system
+    from logpast.models import SYSTEMS
     from logpast.training.config import TrainConfig
-    from logpast.training.recipes import add_settings, fit_to_system, read_recipe
+    from logpast.training.recipes import add_settings, fit_to_system, shipped_recipes
 
-    such = {"--data": "--data.train TEXT", "--optimizer": "--optimizer.learning_rate NUMBER"}
-    system, recipes, rest = None, [], []
-    words = iter(argv)
-    for word in words:
-        option, given, value = word.partition("=")
-        if option in ("--model", "--model.system", "--config"):
-            value = value if given else next(words, "")
-            if not value:
-                raise UserError(f"{option} is given without a value; name one, or leave it out")
-            if option == "--config":
-                recipes.append((value, read_recipe(Path(value))))
-            else:
-                system = value
-        elif option in such:
-            raise UserError(f"{option} has settings of its own; write {such[option]}, or see logpast train --help")
-        else:
-            rest.append(word)
-    named = [recipe["model"]["system"] for _, recipe in recipes if "system" in recipe["model"]]
-    system = known_system(system or (named[-1] if named else "log_memory"))
-
+    system, recipes, options = _system_and_recipes(argv)
     parser = _parser("train", function)
-    parser.add_argument("--config", action="config", help="a recipe (YAML); options and later recipes override it")
+    shipped = [name for name in shipped_recipes() if not name.startswith(("rivals-", "sweep-"))]  # not for train
     parser.add_argument(
-        "--model.system", default=system, type=str, help=f"--model NAME for short: {', '.join(SYSTEMS)}"
+        "--config",
+        action="config",
+        help=f"a YAML file, or the name of a shipped recipe: {', '.join(shipped)}; options and later recipes override "
+        "earlier ones",
+    )
+    parser.add_argument(
+        "--model.system", default=system, type=str, help=f"or --model NAME: the system, {', '.join(SYSTEMS)}"
     )
     add_settings(parser, system)
     for file, recipe in recipes[::-1]:
-        rest = ["--config", yaml.safe_dump(fit_to_system(recipe, system, parser, file)), *rest]
-    values = _parse(parser, rest)
+        options = ["--config", yaml.safe_dump(fit_to_system(recipe, system, parser, file)), *options]
+    values = _parse(parser, options)
     values["model"]["system"] = system
     return TrainConfig.from_dict(values)
+
+
+def _system_and_recipes(argv: list[str]) -> tuple[str, list[tuple[str, dict[str, Any]]], list[str]]:
+    """The system that options or recipes name, the recipes, and all other options."""
+    from logpast.models import known_system
+    from logpast.training.recipes import read_recipe
+
+    system, recipes, options = None, [], []
+    words = iter(argv)
+    for word in words:
+        option, given, value = word.partition("=")
+        if option in SECTION_EXAMPLES:
+            raise UserError(f"{option} holds several settings; write {SECTION_EXAMPLES[option]}, or see train --help")
+        if option not in ("--model", "--model.system", "--config"):
+            options.append(word)
+            continue
+        value = value if given else next(words, "")
+        if not value:
+            raise UserError(f"{option} is given without a value; give one, or leave it out")
+        if option == "--config":
+            recipes.append((value, read_recipe(Path(value))))
+        else:
+            system = value
+    named = [recipe["model"]["system"] for _, recipe in recipes if "system" in recipe["model"]]
+    return known_system(system or (named[-1] if named else "log_memory")), recipes, options
 
 
 def _help_of(function: Callable[..., Any], parameter: str) -> str:
@@ -254,9 +328,9 @@ def _help_of(function: Callable[..., Any], parameter: str) -> str:
     return " ".join(parameters[parameter].split())
 
 
-def _underscored(word: str) -> str:
+def _with_underscores(word: str) -> str:
     """--batch-size is --batch_size."""
     option, given, value = word.partition("=")
-    if not option.startswith("--") or " " in option:  # a text that begins so
+    if not option.startswith("--") or " " in option:  # a text, such as a prompt
         return word
     return "--" + option[2:].replace("-", "_") + given + value

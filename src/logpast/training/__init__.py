@@ -1,1 +1,1 @@
-"""Training: config, optimiser and schedule, loop, checkpoint."""
+"""Training: config and recipes, set-up, loop, optimizer, run folder, checkpoints, log."""

@@ -1,16 +1,16 @@
-"""Checkpoints: a folder each, written beside its place and renamed into it, so that it is whole or not there.
+"""Checkpoints: save, find, load, delete. Each is one folder, written under another name and renamed when complete.
 
 runs/NAME/
   config.yaml                     the recipe as run
-  log.jsonl                       a line per logged step and per validation
+  log.jsonl                       one line per logged step and per validation
   checkpoints/step-00000500/
     model.safetensors             weights
-    optimizer.safetensors         AdamW's two running means per weight
-    carried.safetensors           the state that a recurrent system carries, of each lane of the text
-    state.json                    step, tokens, seconds, the best validation so far, hardware, revision
-    config.yaml, tokenizer.json   all that is needed to use the weights elsewhere
+    optimizer.safetensors         AdamW's two moments of each weight
+    carried.safetensors           recurrent systems only: their state for each row of the batch
+    state.json                    step, tokens, seconds, best validation so far, hardware, revision
+    config.yaml, tokenizer.json   what is needed to use the weights elsewhere
 
-Finished cells of sweeps and comparisons have no optimizer and no carried state any more.
+Sweeps and comparisons delete optimizer and carried state when a run is finished.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from logpast.util.errors import UserError
 from logpast.util.files import atomic_folder, atomic_write, remove_folder, sha256_of
 
 STEP = re.compile(r"step-\d{8,}")
-FOR_TRAINING = ("optimizer.safetensors", "carried.safetensors")  # what only a run that goes on needs
+FOR_TRAINING = ("optimizer.safetensors", "carried.safetensors")  # needed to train further, not to score or generate
 
 
 @dataclass
 class Checkpoint:
-    """A checkpoint folder that was found whole."""
+    """A complete checkpoint folder."""
 
     path: Path
     state: dict[str, Any]
@@ -60,19 +60,19 @@ class Checkpoint:
         return model
 
     def load_weights(self, model: LanguageModel) -> None:
-        """Into a model of the same sizes, in the precision that they were saved in."""
+        """Load the weights into a model of the same sizes, which takes on their precision."""
         weights = self.weights()
         model.to(next(iter(weights.values())).dtype)
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
             problem = " ".join(str(error).split())[:200]
-            raise UserError(f"{self.path} holds other weights than its config.yaml says: {problem}") from None
+            raise UserError(f"{self.path}: model.safetensors does not fit config.yaml: {problem}") from None
 
     def load_tokenizer(self) -> Tokenizer:
         tokenizer = load_tokenizer(self.path)
         if tokenizer.fingerprint != self.state["data"]["tokenizer"]:
-            raise UserError(f"{self.path / 'tokenizer.json'} is not the one that the model was trained with")
+            raise UserError(f"{self.path / 'tokenizer.json'} is not the tokenizer that the model was trained with")
         return tokenizer
 
     def load_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -82,26 +82,26 @@ class Checkpoint:
             optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in found.items()}
 
     def carried(self) -> State:
-        """The state of all lanes of the text, after the last step."""
+        """The state of a recurrent system after the last step, for all rows of the batch."""
         return self._load("carried.safetensors")
 
     def _load(self, name: str) -> dict[str, Tensor]:
         file = self.path / name
         if name in FOR_TRAINING and not file.exists():
-            raise UserError(f"{self.path} has weights alone, to score or sample; to train, give another --run folder")
+            raise UserError(
+                f"{self.path} has no {name}: it can be scored, but not trained further; give another --run folder"
+            )
         try:
-            saved = self.state.get("sums", {}).get(name)  # older ones have none
+            saved = self.state.get("sums", {}).get(name)  # early versions saved no checksums
             if saved and saved != sha256_of(file):
-                raise ValueError(
-                    "its bytes are not those that were saved; if that is meant, take sums out of state.json"
-                )
+                raise ValueError("checksum differs; if you changed it on purpose, remove sums from state.json")
             return load_file(file)
         except (SafetensorError, OSError, ValueError) as error:
             raise UserError(f"{file} cannot be read ({error}); use another checkpoint of the run") from None
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint folder, or raise UserError with what is wrong with it."""
+    """Read one checkpoint folder; a UserError says what is wrong with it."""
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         config = TrainConfig.from_dict(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")))
@@ -109,17 +109,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
             if (path / name).stat().st_size != size:
                 raise ValueError(f"{name} is truncated")
         with safe_open(path / "model.safetensors", "pt"):
-            pass  # its header is whole
-        int(state["step"]), state["data"]["tokenizer"]  # what whoever uses it will want
+            pass  # the header can be read
+        int(state["step"]), state["data"]["tokenizer"]  # used later
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError, SafetensorError) as error:
-        raise UserError(f"{path} is not a whole checkpoint ({type(error).__name__}: {error})") from None
+        raise UserError(f"{path} is not a complete checkpoint ({type(error).__name__}: {error})") from None
     return Checkpoint(path, state, config)
 
 
 def find_checkpoint(path: Path, which: str = "best") -> Checkpoint:
-    """The checkpoint at `path`: a checkpoint's own folder, or a run's, whose `best` or `latest` is taken.
+    """The checkpoint at `path`, which is a checkpoint folder or a run folder; of a run, its `best` or its `latest`.
 
-    A damaged one is passed over for the one before, with a warning.
+    A damaged checkpoint is skipped with a warning, in favour of the one before it.
     """
     path = Path(path)
     if not path.exists():
@@ -141,9 +141,9 @@ def find_checkpoint(path: Path, which: str = "best") -> Checkpoint:
         try:
             return open_checkpoint(checkpoint_path(path, best["step"]))
         except UserError as error:
-            print(f"logpast: warning: the best checkpoint is gone ({error}); using {folder} instead", file=sys.stderr)
+            print(f"logpast: warning: no best checkpoint ({error}); using {folder} instead", file=sys.stderr)
             return latest
-    raise UserError("; ".join([f"no whole checkpoint in {path}; give a run that has saved one", *problems]))
+    raise UserError("; ".join([f"no complete checkpoint in {path}; give a run that has saved one", *problems]))
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
@@ -155,7 +155,7 @@ def step_of(folder: Path) -> int:
 
 
 def sorted_checkpoints(run: Path) -> list[Path]:
-    """Checkpoint folders of a run, earliest first."""
+    """The checkpoint folders of a run, earliest first."""
     found = [folder for folder in (run / "checkpoints").glob("step-*") if STEP.fullmatch(folder.name)]
     return sorted(found, key=step_of)
 
@@ -168,10 +168,9 @@ def save_checkpoint(
     state: dict[str, Any],
     carried: State | None = None,
 ) -> None:
-    """Write a checkpoint for state["step"], then drop those that are neither among the latest nor the best."""
+    """Write the checkpoint of state["step"], then delete all but the best and the latest `config.keep`."""
     run = config.run
-    place = checkpoint_path(run, state["step"])
-    with atomic_folder(place) as folder:
+    with atomic_folder(checkpoint_path(run, state["step"])) as folder:
         save_file(_on_cpu(model.state_dict()), folder / "model.safetensors")
         moments = {
             f"{name}/{key}": value
@@ -195,12 +194,13 @@ def save_checkpoint(
 
 
 def drop_optimizer_state(run: Path) -> None:
-    """Of a run that is finished: two thirds of each checkpoint are of no use any more."""
+    """Delete what only further training needs, two thirds of each checkpoint, from a finished run."""
     for folder in sorted_checkpoints(run):
-        with suppress(UserError):  # a damaged one, or no room: then it stays as it is
+        with suppress(UserError):  # damaged, or the disk is full: leave it as it is
             state = open_checkpoint(folder).state
             sizes = {name: size for name, size in state["sizes"].items() if name not in FOR_TRAINING}
-            atomic_write(folder / "state.json", json.dumps(state | {"sizes": sizes}, indent=2) + "\n")  # whole without
+            # state.json first, so that the checkpoint stays complete
+            atomic_write(folder / "state.json", json.dumps(state | {"sizes": sizes}, indent=2) + "\n")
             for name in FOR_TRAINING:
                 (folder / name).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""A run on one page: these dataclasses are the recipe's YAML and the command line's options."""
+"""The settings of a run. These dataclasses define the keys of a recipe, the options of `train` and their help."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ class DataConfig:
     validation: str | None = None
     """validation text, in the same forms; the best checkpoint is chosen on it"""
     tokenizer: str | None = None
-    """for text: gpt2 (default), bpe-SIZE (trained on the training text), or a folder with a tokenizer.json; a token
-    store brings its own"""
+    """for text: gpt2 (default), bpe-SIZE (trained on the training text), or a folder with a tokenizer.json; ignored
+    for a token store, which has its own"""
     streams: Streams = "corpus"
-    """corpus: all text is one stream, as in the paper; document: nothing is seen across document borders"""
+    """corpus: all text is one stream, as in the paper; document: one stream per document, so that no history crosses
+    from one document to the next"""
     jitter: bool = False
-    """draw a new phase of the windows every epoch; the paper's phase is fixed"""
+    """shift the start of the windows by a random amount every epoch; in the paper windows start at the same positions
+    in every epoch"""
     validation_tokens: int | None = None
-    """score only about the first so many validation tokens while training; default: all"""
+    """validate on about this many tokens, from the start of the validation text; default: all"""
 
     def __post_init__(self) -> None:
         validate_fields(self, "data.")
         for name in ("train", "validation", "tokenizer"):
             if getattr(self, name) == "":
-                raise UserError(f"data.{name} is empty; name one, or leave it out")
+                raise UserError(f"data.{name} is empty; give a value, or leave it out")
         if self.validation_tokens is not None and self.validation_tokens < 1:
             raise UserError(f"data.validation_tokens must be at least 1, got {self.validation_tokens}")
 
@@ -45,19 +47,19 @@ class OptimizerConfig:
     """AdamW with linear warm-up and cosine decay."""
 
     learning_rate: float = 6e-4
-    """the peak, reached after the warm-up"""
+    """peak learning rate, reached after the warm-up"""
     final_learning_rate: float = 6e-5
-    """where the cosine ends, at the last step"""
+    """learning rate of the last step, where the cosine ends"""
     warmup_steps: int = 700
     """steps of linear warm-up from 0"""
     weight_decay: float = 0.1
-    """on matrices only, not on gains and biases"""
+    """weight decay of matrices and embeddings; biases and LayerNorm have none"""
     beta1: float = 0.9
-    """decay of the gradient's running mean"""
+    """AdamW's β1: decay of the running mean of the gradient"""
     beta2: float = 0.95
-    """decay of the squared gradient's running mean"""
+    """AdamW's β2: decay of the running mean of the squared gradient"""
     clip: float = 1.0
-    """largest norm of the gradient; 0 turns clipping off"""
+    """clip the gradient to this norm; 0 turns clipping off"""
 
     def __post_init__(self) -> None:
         validate_fields(self, "optimizer.")
@@ -71,49 +73,49 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Train a model. Example: logpast train --config paper-wikitext103 --model.slots 41."""
+    """All settings of a run. Example: logpast train --config paper-wikitext103 --model.slots 41."""
 
     run: Path
-    """the run's folder: checkpoints, log.jsonl, TensorBoard, config.yaml"""
+    """folder of the run, for checkpoints, log.jsonl, TensorBoard files and config.yaml"""
     data: DataConfig
     """what to train on"""
     model: ModelConfig = field(default_factory=LogMemoryConfig)
-    """sizes of the model; --model NAME chooses the system"""
+    """sizes of the model; --model NAME selects the system"""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """how to train"""
+    """AdamW with linear warm-up and cosine decay"""
     steps: int | None = None
     """number of optimizer steps; give this or epochs"""
     epochs: float | None = None
     """number of passes over the training text; give this or steps"""
     batch_size: int = 64
-    """windows per step (64 windows of 256 are 16,384 loss tokens); for a system that reads on, places in the text, from
-    each of which model.segments windows"""
+    """windows per step (64 windows of 256 tokens make 16,384 loss tokens); for recurrent systems, sequences per step,
+    each of model.segments consecutive windows"""
     micro_batch_size: int | None = None
-    """windows per forward pass, for a batch that does not fit; the gradients add up to those of the whole batch"""
+    """windows per forward pass, if the whole batch does not fit in memory; gradients are accumulated over the batch"""
     seed: int = 0
-    """decides the initial weights and the order of the windows; a system that carries a state reads in the text's order
-    whatever the seed, but for jitter"""
+    """seed of the initial weights, the order of the windows and the jitter; recurrent systems read the text in order,
+    whatever the seed"""
     precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true"
-    """arithmetic; bf16-mixed is the fast one on a GPU"""
+    """floating-point precision; bf16-mixed is the fastest on a GPU"""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto takes CUDA, then Apple's MPS, then the CPU"""
+    """auto: CUDA if available, else Apple's MPS, else the CPU"""
     devices: int = 1
-    """how many of them; a batch is dealt out evenly"""
+    """number of devices; each gets an equal share of every batch"""
     compile: bool | None = None
-    """torch.compile the model; default: on a CUDA device only, where it pays"""
+    """compile the model with torch.compile; default: only on a CUDA device"""
     validate_every: int = 500
-    """steps between two validations"""
+    """steps between validations"""
     checkpoint_every: int = 500
-    """steps between two checkpoints"""
+    """steps between checkpoints"""
     keep: int = 2
-    """how many of the latest checkpoints to keep, beside the best"""
+    """number of latest checkpoints to keep, in addition to the best one"""
     log_every: int = 10
-    """steps between two lines of the log"""
+    """steps between lines of the log"""
     tensorboard: bool = True
-    """write TensorBoard files beside log.jsonl"""
+    """also write TensorBoard files"""
     resume: bool | str = False
-    """false: start anew, and refuse a run folder that exists; auto: go on from its latest checkpoint if there is
-    one; or the path of a checkpoint to go on from"""
+    """false: start from scratch, an error if the run folder holds a run; auto: resume from its latest checkpoint, or
+    start if there is none; or the path of a checkpoint to resume from"""
 
     def __post_init__(self) -> None:
         validate_fields(self)
@@ -135,17 +137,17 @@ class TrainConfig:
             raise UserError(f"epochs must be above 0, got {self.epochs}")
 
     def total_steps(self, windows: int) -> int:
-        """Optimizer steps of the whole run, for a text of so many windows."""
+        """Optimizer steps of the whole run, for a training text of this many windows."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
         steps = round(self.epochs * windows / self.batch_size)
         if steps < 1:
-            raise UserError(f"epochs={self.epochs} of this text come to {steps} steps; give more, or steps instead")
+            raise UserError(f"epochs={self.epochs} of this text are {steps} steps; give more epochs, or give steps")
         return steps
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as in a recipe."""
+        """Plain values, as in a recipe: what config.yaml holds."""
         values = asdict(self)
         return values | {"run": str(self.run), "model": config_to_dict(self.model)}
 
@@ -158,7 +160,7 @@ class TrainConfig:
         return cls(**values)
 
 
-#: What may differ between a run and its resumption: the weights after each step are the same, but for rounding.
+#: Settings that may change when a run is resumed: up to rounding, they do not affect the weights.
 FREE_TO_CHANGE = {
     "run", "micro_batch_size", "accelerator", "devices", "compile", "validate_every", "checkpoint_every", "keep",
     "log_every", "tensorboard", "resume",
@@ -166,11 +168,11 @@ FREE_TO_CHANGE = {
 
 
 def training_settings(config: TrainConfig) -> dict[str, Any]:
-    """The part of a config that decides what is learned: what a resumed run must share."""
+    """The settings that decide what is learned. A resumed run must have the same ones (`run_dir.check_resumable`)."""
     values = config.to_dict()
     return {f.name: values[f.name] for f in fields(config) if f.name not in FREE_TO_CHANGE}
 
 
 def recorded_settings(config: TrainConfig) -> dict[str, Any]:
-    """The part that decides which weights are scored, the best of those that were validated: what the ledger hashes."""
+    """The settings that the ledger hashes: those that decide what is learned and which checkpoint is the best."""
     return training_settings(config) | ({"validate_every": config.validate_every} if config.data.validation else {})

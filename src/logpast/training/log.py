@@ -1,4 +1,4 @@
-"""The run's log: one JSON line per record in log.jsonl, and the same numbers for TensorBoard."""
+"""The log of a run: log.jsonl, one JSON record per line, and the same numbers for TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from logpast.util.errors import UserError
 from logpast.util.files import atomic_write
 from logpast.util.serialization import json_safe
 
-TAIL = 4096  # bytes: some records
-SHOWN = ("step", "epoch", "loss", "tokens_per_second")  # numbers that every record of training has
+TAIL = 4096  # bytes at the end of the file, enough for several records
+TRAINING_FIELDS = ("step", "epoch", "loss", "tokens_per_second")  # every record of a training step has these numbers
 
 
 class Log:
-    """Writes to all places at once; `Log()` without a folder writes nowhere, so that the loop needs no ifs.
+    """Writes log.jsonl and, if wanted, TensorBoard files. `Log()` without a folder writes nothing.
 
-    Going on after `step`, lines of later steps, which a killed run may have left, are dropped first.
+    Records after `step`, which a killed run may have left, are removed first.
     """
 
     def __init__(self, folder: Path | None = None, tensorboard: bool = False, step: int = 0) -> None:
@@ -50,12 +50,12 @@ class Log:
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
-    """All records of a run's log: its folder's, or those of a log kept elsewhere."""
+    """All records of a log; `run` is a run folder or a log file."""
     return _lines(run if run.is_file() else run / "log.jsonl")
 
 
 def last_record(folder: Path) -> dict[str, Any]:
-    """The latest record of training that stands in a run's log, found from its end; empty where there is none."""
+    """The last record of a training step in a run's log, read from its end; empty if there is none."""
     try:
         with (folder / "log.jsonl").open("rb") as file:
             file.seek(-min(file.seek(0, os.SEEK_END), TAIL), os.SEEK_END)
@@ -66,14 +66,14 @@ def last_record(folder: Path) -> dict[str, Any]:
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # cut off, by a kill or by our looking at the end only
-        if isinstance(record, dict) and all(isinstance(record.get(name), int | float) for name in SHOWN):
+            continue  # cut off, by a kill or by reading only the end
+        if isinstance(record, dict) and all(isinstance(record.get(name), int | float) for name in TRAINING_FIELDS):
             return record
     return {}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The file's records; a last line that was cut off by a kill is left out."""
+    """The records of a file, without a last line that a kill has cut off."""
     if not path.exists():
         return []
     found, lines = [], path.read_bytes().splitlines()
@@ -83,8 +83,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines):
                 break
-            raise UserError(f"{path}, line {number} is damaged: {error}; mend or remove it") from None
+            raise UserError(f"{path}, line {number} is damaged: {error}; repair or remove it") from None
         if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-            raise UserError(f"{path}, line {number} is damaged: it has no step; mend or remove it")
+            raise UserError(f"{path}, line {number} is damaged: it has no step; repair or remove it")
         found.append(record)
     return found

@@ -1,5 +1,7 @@
-"""Training: reads from top to bottom. Weights, data order and learning rate are functions of seed and step alone,
-so a run that was killed and resumed is, on a CPU and not compiled, the run left alone, to the bit.
+"""The training loop (command `train`).
+
+Initial weights, order of the data and learning rate depend only on the seed and the step. On a CPU and not compiled, a
+run that was killed and resumed therefore ends with the same bits as one that was not.
 """
 
 from __future__ import annotations
@@ -10,33 +12,37 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from logpast.data import TokenStore, is_store, open_tokens
-from logpast.data.batching import Batch, Batches, Lanes, Segments
+from logpast.data.batching import Batch, Segments
 from logpast.evaluation.metrics import perplexity
 from logpast.evaluation.scoring import score
 from logpast.kernels.cuda_graphs import Replay
 from logpast.kernels.ops import HAS_TRITON
-from logpast.models import Recurrent, State, build
 from logpast.training.checkpoint import save_checkpoint
-from logpast.training.compile import compile_model, release_model
-from logpast.training.config import DataConfig, TrainConfig
-from logpast.training.log import Log
-from logpast.training.optimizer import build_optimizer, learning_rate, set_learning_rate
-from logpast.training.run_dir import entered, find_resumption
-from logpast.util.environment import describe, revision
-from logpast.util.errors import Diverged, UserError
+from logpast.training.compile import release_model
+from logpast.training.config import TrainConfig
+from logpast.training.optimizer import learning_rate, set_learning_rate
+from logpast.training.setup import (
+    make_batches,
+    make_carried_state,
+    make_fabric,
+    make_model,
+    make_optimizer,
+    make_state,
+    open_inputs,
+    open_run_dir,
+    rows_of_process,
+)
+from logpast.training.setup import open_data as open_data  # sweeps import it from here
+from logpast.util.errors import Diverged
 from logpast.util.progress import ProgressBar, progress_bar
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
@@ -50,7 +56,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         logpast train --config paper-wikitext103 --resume auto
 
     Returns:
-        The final state, as in the checkpoint's state.json.
+        The final state, as in state.json of a checkpoint.
     """
     run = Run(config)
     with (
@@ -58,10 +64,10 @@ def train(config: TrainConfig) -> dict[str, Any]:
         _stop_signals() as stop,
         progress_bar("training", run.total, run.done, visible=run.leads) as progress,
     ):
-        progress.say(run.greeting())
+        progress.say(run.start_summary())
         for batch in run.batches_to_come():
             run.step(batch)
-            stopping = run.agree(stop.is_set())
+            stopping = run.any_process(stop.is_set())
             if run.due(config.log_every) or stopping:
                 progress.update(run.done, run.report())
             improved = False
@@ -72,96 +78,61 @@ def train(config: TrainConfig) -> dict[str, Any]:
             if stopping:
                 break
     if run.leads:
-        print(run.farewell())
+        print(run.end_summary())
     if run.done < run.total:
         raise KeyboardInterrupt
     return run.state
 
 
 class Run:
-    """A run under way: model, optimizer, data, and how far it has come."""
+    """A training run, ready for its next step: model, optimizer, data and progress.
+
+    Attributes:
+        bare: the model itself; `model` is the same one wrapped by Fabric.
+        batches: training batches as a function of the step.
+        carried: the state of a recurrent system, None for other systems.
+        done: steps trained so far, of `total`.
+        loss: mean loss of the last step's tokens, on the device.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
-        self.fabric = fabric = _fabric(config)
+        self.fabric = fabric = make_fabric(config)
         self.leads = fabric.global_rank == 0
-        with fabric.rank_zero_first():
-            store, self.validation = open_data(config.data)
-            if config.data.tokenizer and is_store(config.data.train):  # which has its own, whatever a recipe says
-                config = replace(config, data=replace(config.data, tokenizer=store.tokenizer.name))
-            resumed = find_resumption(config, store, self.validation)
-        torch.manual_seed(config.seed)
-        bare = build(config.model, store.tokenizer.size)
-        if resumed:
-            resumed.load_weights(bare)
         self.compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
-        self.bare = bare = compile_model(bare, config, fabric.device) if self.compiled else bare
-        where = config.data.streams, config.data.jitter, fabric.device
-        self.batches: Batches | Lanes
-        if isinstance(bare, Recurrent):
-            segments = bare.config.segments
-            self.batches = Lanes(store, bare.window, config.batch_size, segments, config.seed, *where)
-        else:
-            self.batches = Batches(store, bare.window, bare.history, config.batch_size, config.seed, *where)
-        self.total = config.total_steps(self.batches.windows_per_epoch)
-        self.model, self.optimizer = fabric.setup(bare, build_optimizer(bare, config.optimizer, fabric.device))
-        going_on = resumed if resumed and resumed.step < self.total else None  # one that is done may have weights alone
-        if going_on:
-            going_on.load_optimizer(bare, self.optimizer)
-        share = config.batch_size // fabric.world_size
-        self.rows = slice(fabric.global_rank * share, (fabric.global_rank + 1) * share)  # ours of each batch
-        self.carried: State | None = None
-        if isinstance(bare, Recurrent):
-            self.carried = {name: value.detach().clone() for name, value in bare.start(share).items()}
-            for name, value in (going_on.carried() if going_on else {}).items():
-                self.carried[name].copy_(value[self.rows])
-        self.config = replace(config, model=bare.config)  # its vocabulary is no longer open
+        config, store, self.validation, resumed = open_inputs(config, fabric)
         self.tokenizer = store.load_tokenizer()
-        self.state: dict[str, Any] = (
-            resumed.state if resumed else {"step": 0, "tokens": 0, "seconds": 0.0, "best": None}
-        )
-        self.state |= {
-            "total_steps": self.total,
-            "parameters": bare.parameter_count(),
-            "data": store.identity,
-            "validation_data": self.validation.identity if self.validation else None,
-            "revision": revision(),
-            "hardware": describe(fabric.device),
-        }
-        self.done = int(self.state["step"])
-        self.saved = self.done
+        self.bare = make_model(config, store, resumed, self.compiled, fabric.device)
+        self.batches = make_batches(config, store, self.bare, fabric.device)
+        self.total = config.total_steps(self.batches.windows_per_epoch)
+        unfinished = resumed if resumed and resumed.step < self.total else None  # a finished run may have only weights
+        self.model, self.optimizer = make_optimizer(config, fabric, self.bare, unfinished)
+        self.rows = rows_of_process(config, fabric)
+        self.carried = make_carried_state(self.bare, self.rows, unfinished)
+        self.config = replace(config, model=self.bare.config)  # with its vocabulary
+        self.state = make_state(fabric, self.bare, store, self.validation, self.total, resumed)
+        self.done = self.saved = int(self.state["step"])
         self.seen = torch.tensor(int(self.state["tokens"]), device=fabric.device)
-        self.clock = time.monotonic() - self.state["seconds"]  # as if the run had gone on without a break
-        self.marked = time.monotonic(), int(self.seen)
-        self.folder, self.log = ExitStack(), Log()
-        problem = None
-        if self.leads:
-            try:
-                self.folder.enter_context(entered(self.config, resumed))
-                self.log = Log(config.run, config.tensorboard, self.done)
-            except UserError as error:
-                problem = str(error)
-            except OSError as error:
-                problem = f"cannot write {config.run}: {error.strerror}; make room or give another --run folder"
-        if problem := fabric.broadcast(problem):  # or the others would wait for ever
-            self.folder.close()  # whoever keeps the error, as a notebook does, shall not keep the lock
-            raise UserError(problem)
         self.norm = torch.zeros(())
+        self.start_time = time.monotonic() - self.state["seconds"]  # as if the run had not been interrupted
+        self.last_report = time.monotonic(), int(self.seen)
+        self.folder, self.log = open_run_dir(self.config, fabric, resumed, self.done)
         alone_on_gpu = fabric.device.type == "cuda" and fabric.world_size == 1
-        never_waits = HAS_TRITON and config.precision != "64-true"  # else the memory asks the GPU how much there is
-        self.update = Replay(self._update) if self.compiled and alone_on_gpu and never_waits else self._update
+        no_sync = HAS_TRITON and config.precision != "64-true"  # other code paths of the memory wait for the GPU
+        self.update = Replay(self._update) if self.compiled and alone_on_gpu and no_sync else self._update
 
-    def agree(self, asked: bool) -> bool:
+    def any_process(self, stop: bool) -> bool:
         """Whether any process was asked to stop: all must stop after the same step."""
-        return asked if self.fabric.world_size == 1 else bool(self._sum(torch.tensor(float(asked))))
+        return stop if self.fabric.world_size == 1 else bool(self._sum(torch.tensor(float(stop))))
 
     def due(self, every: int) -> bool:
+        """Whether the last step is a multiple of `every`, or the end of the run."""
         return self.done % every == 0 or self.done == self.total
 
     def batches_to_come(self) -> Iterator[Batch | Segments]:
         """This process's rows of every batch to the end of the run.
 
-        Where the CPU must make them for another device, it makes each while the last is used. Not for itself: torch's
-        threads go to sleep between operations if there are more of them than cores, and all becomes slower.
+        If batches are made on the CPU for another device, the next one is made while the last is used. For training on
+        the CPU that would be slower: with more threads than cores, torch's threads sleep between operations.
         """
         if self.batches.device.type == self.fabric.device.type:
             while self.done < self.total:
@@ -175,14 +146,14 @@ class Run:
                 yield batch
 
     def step(self, batch: Batch | Segments) -> None:
-        """One optimizer step."""
+        """Train one step."""
         self.rate = learning_rate(self.config.optimizer, self.done, self.total)
         set_learning_rate(self.optimizer, self.rate)
         self.update(batch.to(self.fabric.device))
         self.done += 1
 
     def _update(self, batch: Batch | Segments) -> None:
-        """All of a step that happens on the device. The loss is the mean over the whole batch's tokens."""
+        """The part of a step that runs on the device. The loss is the mean over all tokens of the batch."""
         fabric, config = self.fabric, self.config
         tokens = self._sum((batch.targets >= 0).sum())
         scored = tokens.clamp(min=1)
@@ -198,7 +169,7 @@ class Run:
                     nats, after, extra = self.model(*part, before)
                     share = nats.sum() / scored
                     loss = share + extra.sum() / config.batch_size
-                fabric.backward(loss * fabric.world_size)  # processes average their gradients, we want the sum
+                fabric.backward(loss * fabric.world_size)  # processes average gradients; we need the sum
             self.loss += share.detach()
             if self.carried is not None:
                 for name, value in before.items():
@@ -214,10 +185,11 @@ class Run:
         self.seen += tokens
 
     def report(self) -> str:
-        """Log the step just done and say it in a few words."""
-        loss, now, seen = self._sound_loss(), time.monotonic(), int(self.seen)
-        speed = (seen - self.marked[1]) / max(now - self.marked[0], 1e-9)
-        self.marked = now, seen
+        """Log the last step, and return a short summary for the progress bar."""
+        loss, now, seen = self._finite_loss(), time.monotonic(), int(self.seen)
+        then, seen_then = self.last_report
+        speed = (seen - seen_then) / max(now - then, 1e-9)
+        self.last_report = now, seen
         self.log.write(
             self.done,
             epoch=round(self.done * self.config.batch_size / self.batches.windows_per_epoch, 4),
@@ -231,10 +203,10 @@ class Run:
         return f"loss {loss:.4f} ppl {perplexity(loss, 1):.2f} {speed:,.0f} tokens/s"
 
     def validate(self, progress: ProgressBar) -> bool:
-        """Score the validation text; True if the model was never better."""
+        """Score the validation text. True if this is the lowest loss so far."""
         assert self.validation is not None
         fabric, config, started = self.fabric, self.config, time.monotonic()
-        # what is compiled is the training step
+        # only the training step is compiled
         with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
             nats = score(
                 self.model,
@@ -254,14 +226,16 @@ class Run:
         if improved:
             self.state["best"] = {"step": self.done, "nats_per_token": loss, "ppl_token": perplexity(loss, 1)}
         self.log.write(self.done, validation_loss=loss, validation_ppl=perplexity(loss, 1))
-        mark = " (best so far)" if improved else ""
-        progress.say(f"step {self.done:,}: validation loss {loss:.4f} ppl {perplexity(loss, 1):.2f}{mark}")
-        self.marked = self.marked[0] + time.monotonic() - started, self.marked[1]  # no part of the training speed
+        note = " (best so far)" if improved else ""
+        progress.say(f"step {self.done:,}: validation loss {loss:.4f} ppl {perplexity(loss, 1):.2f}{note}")
+        then, seen = self.last_report
+        self.last_report = then + time.monotonic() - started, seen  # not part of the training speed
         return improved
 
     def save(self) -> None:
-        self._sound_loss()
-        seconds = round(time.monotonic() - self.clock, 3)
+        """Write a checkpoint."""
+        self._finite_loss()
+        seconds = round(time.monotonic() - self.start_time, 3)
         self.state |= {"step": self.done, "tokens": int(self.seen), "seconds": seconds}
         carried = self.carried
         if carried is not None and self.fabric.world_size > 1:
@@ -272,41 +246,44 @@ class Run:
         self.fabric.barrier()
 
     def close(self) -> None:
-        """No step will follow."""
+        """Close the log, release the run folder, and keep a compiled model for later runs."""
         self.log.close()
         self.folder.close()
         if self.compiled and self.fabric.world_size == 1:
             release_model(self.bare, self.config, self.fabric.device)
 
-    def greeting(self) -> str:
+    def start_summary(self) -> str:
+        """Printed before the first step."""
         state, hardware = self.state, self.state["hardware"]
         epochs = self.total * self.config.batch_size / self.batches.windows_per_epoch
+        resuming = "; already finished" if self.done == self.total else f"; resuming after step {self.done:,}"
         return (
-            f"{state['parameters'] / 1e6:.1f}M parameters, attention over {self.bare.attention_length} places; "
+            f"{state['parameters'] / 1e6:.1f}M parameters, attention over {self.bare.attention_length} positions; "
             f"{state['data']['name']}: {state['data']['tokens']:,} tokens, {self.total:,} steps = "
             f"{epochs:.2f} epochs; {hardware['device']} ({hardware['name']}), {self.config.precision}"
-            + (f"; going on after step {self.done:,}" if self.done else "")
+            + (resuming if self.done else "")
         )
 
-    def farewell(self) -> str:
+    def end_summary(self) -> str:
+        """Printed after the last step."""
         state, folder = self.state, quote(str(self.config.run))
         if self.done < self.total:
-            return f"stopped after step {self.done:,} of {self.total:,}, saved; go on with --resume auto"
+            return f"stopped after step {self.done:,} of {self.total:,}, saved; resume with --resume auto"
         best = state["best"]
-        which = f"best validation ppl {best['ppl_token']:.3f} at step {best['step']:,}" if best else "not validated"
+        result = f"best validation ppl {best['ppl_token']:.3f} at step {best['step']:,}" if best else "not validated"
         return (
-            f"trained {self.done:,} steps in {state['seconds']:,.0f} s; {which}\n"
+            f"trained {self.done:,} steps in {state['seconds']:,.0f} s; {result}\n"
             f"next: logpast eval --checkpoint {folder} --data FILE    logpast generate --checkpoint {folder}"
         )
 
-    def _sound_loss(self) -> float:
-        """Of the step just done, whose gradients made the weights what they are."""
+    def _finite_loss(self) -> float:
+        """The loss of the last step. Diverged if it, or the norm of the gradient, is not finite."""
         loss = self._finite(float(self._sum(self.loss)))
         self._finite(float(self.norm), "gradient norm")
         return loss
 
     def _finite(self, value: float, what: str = "loss") -> float:
-        """Nothing that is not a number may be reported, called best or saved."""
+        """The value, which may be reported and saved. Diverged if it is infinite or not a number."""
         if math.isfinite(value):
             return value
         raise Diverged(
@@ -315,13 +292,13 @@ class Run:
         )
 
     def _gather(self, rows: Tensor) -> Tensor:
-        """Of all processes, in their order."""
+        """The rows of all processes, in their order."""
         every = self.fabric.all_gather(rows)
         assert isinstance(every, Tensor)
         return every.flatten(0, 1)
 
     def _sum(self, value: Tensor) -> Tensor:
-        """Over all processes."""
+        """The sum over all processes."""
         if self.fabric.world_size == 1:
             return value
         total = self.fabric.all_reduce(value, reduce_op="sum")
@@ -329,48 +306,9 @@ class Run:
         return total
 
 
-def _fabric(config: TrainConfig) -> Fabric:
-    from lightning.fabric import Fabric  # takes seconds to import, so only where it is used
-    from lightning.fabric.plugins.precision import MixedPrecision
-    from lightning.fabric.strategies import DDPStrategy
-
-    class Mixed(MixedPrecision):
-        """Inputs are ids, and a state that is carried on and should stay as precise as it is."""
-
-        def convert_input(self, data: Any) -> Any:
-            return data
-
-    mixed = Mixed("bf16-mixed", "cpu") if config.precision == "bf16-mixed" else None
-    try:
-        fabric = Fabric(
-            accelerator=config.accelerator,
-            devices=config.devices,
-            # buffers are constants; to share them, all processes would have to score equally many batches
-            strategy=DDPStrategy(broadcast_buffers=False) if config.devices > 1 else "auto",
-            precision=None if mixed else config.precision,
-            plugins=mixed,
-        )
-    except (ValueError, RuntimeError) as error:
-        raise UserError(
-            f"accelerator={config.accelerator} with devices={config.devices} cannot be used: {error}"
-        ) from None
-    if fabric.device.type == "mps" and config.precision == "64-true":
-        raise UserError("precision=64-true needs a CPU or CUDA device; give --accelerator cpu")
-    if mixed:
-        mixed.device = fabric.device.type  # which is known only now
-    fabric.launch()
-    return fabric
-
-
-def open_data(data: DataConfig) -> tuple[TokenStore, TokenStore | None]:
-    """Training and validation tokens, both of the training text's tokenizer."""
-    train_store = open_tokens(data.train, None if is_store(data.train) else data.tokenizer)
-    return train_store, open_tokens(data.validation, train_store.path) if data.validation else None
-
-
 @contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM ask the loop to save and stop after the step at hand; a second one stops at once."""
+    """Ctrl-C and SIGTERM make the loop save and stop after the current step; a second one stops at once."""
     stop = threading.Event()
 
     def ask(number: int, frame: Any) -> None:

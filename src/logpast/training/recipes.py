@@ -1,4 +1,4 @@
-"""Recipes: a run's settings as YAML, and how they become a checked config, for whoever starts runs."""
+"""Recipes: settings in YAML files. Finds shipped ones by name, and turns them into validated configs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ T = TypeVar("T")
 SHIPPED = Path(__file__).parents[1] / "recipes"
 
 
-class _EachKeyOnce(yaml.SafeLoader):
-    """Of two values under one key plain YAML takes the last, without a word."""
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Rejects a key that occurs twice. Plain YAML silently takes the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set[str]()
@@ -36,12 +36,12 @@ class _EachKeyOnce(yaml.SafeLoader):
 
 
 def shipped_recipes() -> list[str]:
-    """Names of the recipes that come with the package."""
+    """The names of all recipes that come with the package."""
     return sorted(file.stem for file in SHIPPED.glob("*.yaml"))
 
 
 def find_recipe(name: Path) -> Path:
-    """A file as it is, or a shipped recipe by its name: `small-cpu`."""
+    """The path of a recipe: the file if there is one, or a shipped recipe by its name, such as `small-cpu`."""
     if name.exists() or name.suffix or name.name != str(name):
         return name
     if name.name not in shipped_recipes():
@@ -50,10 +50,10 @@ def find_recipe(name: Path) -> Path:
 
 
 def read_yaml(file: Path) -> Any:
-    """The content of a YAML file, or of a shipped recipe that is given by name."""
+    """The content of a YAML file, or of a shipped recipe."""
     file = find_recipe(file)
     try:
-        return yaml.load(file.read_text(encoding="utf-8"), _EachKeyOnce)  # a kind of safe loader
+        return yaml.load(file.read_text(encoding="utf-8"), _UniqueKeyLoader)
     except OSError as error:
         raise UserError(
             f"cannot read {file}: {error.strerror}; give a YAML file or one of {', '.join(shipped_recipes())}"
@@ -63,32 +63,32 @@ def read_yaml(file: Path) -> Any:
 
 
 def read_recipe(file: Path) -> dict[str, Any]:
-    """A recipe for `train` as it is written, model always in it."""
+    """A recipe for `train`, as written; `model` is added if it is missing."""
     return validate_recipe(read_yaml(file), file)
 
 
 def validate_recipe(values: Any, place: object) -> dict[str, Any]:
-    """The same values if they look like a recipe; `place` is where they come from."""
+    """The values, if they have the form of a recipe; `place` is their file, for error messages."""
     if not isinstance(values, dict):
-        raise UserError(f"{place} is not a recipe: it should hold keys such as run, model and data")
-    for section, such in (("model", "slots: 53"), ("data", "train: my.txt"), ("optimizer", "learning_rate: 6e-4")):
-        if values.get(section) is None:  # nothing under it: as if left out
+        raise UserError(f"{place} is not a recipe: it must have keys such as run, model and data")
+    for section, example in (("model", "slots: 53"), ("data", "train: my.txt"), ("optimizer", "learning_rate: 6e-4")):
+        if values.get(section) is None:  # an empty section is the same as none
             values.pop(section, None)
         elif not isinstance(values[section], dict):
-            raise UserError(f"{place}: {section} should hold settings, such as {such}")
+            raise UserError(f"{place}: {section} must hold settings, such as {example}")
     if not isinstance(values.setdefault("model", {}).get("system", ""), str):
-        raise UserError(f"{place}: model should hold settings, such as system: log_memory and slots: 53")
+        raise UserError(f"{place}: model.system must be a name, such as log_memory")
     return values
 
 
 def add_settings(parser: ArgumentParser, system: str) -> None:
-    """Everything that a recipe of this system may hold, as options of the parser."""
+    """Add all settings of a run of this system to the parser."""
     parser.add_class_arguments(TrainConfig, skip={"model"}, fail_untyped=True)
     parser.add_class_arguments(SYSTEMS[system].Config, "model", fail_untyped=True)
 
 
 def fit_to_system(recipe: dict[str, Any], system: str, parser: ArgumentParser, place: object) -> dict[str, Any]:
-    """The recipe without model settings that only other systems have; a key that none has is an error."""
+    """The recipe without model settings that only other systems have; a key that no system has is an error."""
     ours = {f.name for f in fields(SYSTEMS[system].Config)}
     others = {f.name for other in SYSTEMS.values() for f in fields(other.Config)} - ours
     model = {name: value for name, value in recipe["model"].items() if name not in others and name != "system"}
@@ -101,7 +101,7 @@ def fit_to_system(recipe: dict[str, Any], system: str, parser: ArgumentParser, p
 
 
 def config_from_recipe(recipe: dict[str, Any], place: object) -> TrainConfig:
-    """The config that a recipe stands for, each value of the type that it should have."""
+    """The config of a recipe, with types checked."""
     system = known_system(recipe["model"].get("system", "log_memory"))
     parser = _parser_of(system)
     try:
@@ -122,7 +122,7 @@ def _parser_of(system: str) -> ArgumentParser:
 
 
 def validate_section(kind: type[T], values: dict[str, Any], place: str) -> T:
-    """What the values stand for, each known and of the type that it should have; an empty one is as if left out."""
+    """A dataclass from a section of a recipe, with names and types checked; empty values count as left out."""
     import jsonargparse
 
     parser = jsonargparse.ArgumentParser(exit_on_error=False)

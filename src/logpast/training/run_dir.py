@@ -1,10 +1,16 @@
-"""The folder of a run: what may be begun or gone on with in it."""
+"""The run folder: whether training starts in it, resumes in it, or is refused.
+
+- `find_resumption` decides by one table, `DECISIONS`: what was asked, and what the folder holds.
+- `check_resumable` checks what a resumed run must share with its checkpoint.
+- `locked_run_dir` makes the folder ready and keeps other processes out while training runs.
+"""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -26,88 +32,120 @@ from logpast.util.files import (
 from logpast.util.serialization import flatten
 
 
+class Request(Enum):
+    """What --resume asks for."""
+
+    START = auto()  # false
+    AUTO = auto()  # auto, true
+    PATH = auto()  # the path of a run or of a checkpoint
+
+
+class Contents(Enum):
+    """What the run folder holds."""
+
+    NOTHING = auto()  # or there is no folder; a lock and the leftovers of a killed process do not count
+    STARTED = auto()  # this run, without a checkpoint of its own
+    OTHER_STARTED = auto()  # a run with other settings, without a checkpoint
+    CHECKPOINTS = auto()  # a run with checkpoints
+    SOURCE = auto()  # the run of the checkpoint that --resume PATH names, which is its latest
+    FOREIGN = auto()  # anything else
+
+
+class Action(Enum):
+    """What happens, unless the run is refused with an error message."""
+
+    START = auto()  # from step 0
+    RESUME = auto()  # from the checkpoint that --resume PATH names, or else from the latest one of the folder
+
+
+EXISTS = "{run} exists already; resume it with --resume auto, or give another --run folder"
+OTHER_SETTINGS = (
+    "{run} exists already and holds the start of a run with other settings, without a checkpoint; delete it, or give "
+    "another --run folder"
+)
+NOT_A_RUN = "{run} exists already and is not a run folder; give another --run folder"
+IN_USE = "{run} holds another run, or a later part of this one; give another --run folder"
+
+DECISIONS: dict[Request, dict[Contents, Action | str]] = {
+    Request.START: {
+        Contents.NOTHING: Action.START,
+        Contents.STARTED: EXISTS,
+        Contents.OTHER_STARTED: OTHER_SETTINGS,
+        Contents.CHECKPOINTS: EXISTS,
+        Contents.FOREIGN: NOT_A_RUN,
+    },
+    Request.AUTO: {
+        Contents.NOTHING: Action.START,
+        Contents.STARTED: Action.START,
+        Contents.OTHER_STARTED: OTHER_SETTINGS,
+        Contents.CHECKPOINTS: Action.RESUME,
+        Contents.FOREIGN: NOT_A_RUN,
+    },
+    Request.PATH: {
+        Contents.NOTHING: Action.RESUME,
+        Contents.STARTED: Action.RESUME,
+        Contents.OTHER_STARTED: IN_USE,
+        Contents.CHECKPOINTS: IN_USE,
+        Contents.SOURCE: Action.RESUME,
+        Contents.FOREIGN: IN_USE,
+    },
+}
+
+
 def find_resumption(config: TrainConfig, store: TokenStore, validation: TokenStore | None) -> Checkpoint | None:
-    """The checkpoint to go on from, if that is what the config asks for; refuses what would overwrite a run."""
-    run, found = config.run, None
+    """The checkpoint to resume from, or None to start from step 0. A UserError if a run would be overwritten."""
+    run = config.run
     if run.exists() and not run.is_dir():
         raise UserError(f"{run} is a file; give another --run folder")
-    taken = run.exists() and not all(path.match(UNFINISHED) or path.name == LOCK for path in run.iterdir())
-    if config.resume is True or config.resume == "auto":
-        if sorted_checkpoints(run):
-            found = find_checkpoint(run, "latest")
-        elif taken and not _is_beginning_of(config):
-            raise UserError(_in_the_way(run))
-    elif config.resume is not False:
-        found = find_checkpoint(Path(config.resume), "latest")
-        later = [c for c in sorted_checkpoints(run) if step_of(c) > found.step]
-        elsewhere = run.resolve() != found.path.resolve().parents[1]
-        brought = {checkpoint_path(run, best["step"]) for best in [found.state["best"]] if best}
-        begun = {*sorted_checkpoints(run)} <= brought and _is_beginning_of(config)  # by this command, and killed
-        if taken and (later or (elsewhere and not begun)):
-            raise UserError(f"{run} holds another run, or a later part of this one; give another --run folder")
-    elif taken and (sorted_checkpoints(run) or _is_beginning_of(config)):
-        raise UserError(f"{run} exists already; go on with it by --resume auto, or give another --run folder")
-    elif taken:
-        raise UserError(_in_the_way(run))
-    if found is None:
+    request = _request(config)
+    given = find_checkpoint(Path(str(config.resume)), "latest") if request is Request.PATH else None
+    decision = DECISIONS[request][_contents(config, given)]
+    if isinstance(decision, str):
+        raise UserError(decision.format(run=run))
+    if decision is Action.START:
         return None
-    for name, (theirs, ours) in _apart(found.config, config).items():
-        wrong = f"it was run with {name}={theirs}, now it is {ours}"
-        raise UserError(f"cannot resume {found.path}: {wrong}; change that back, or work in another folder")
-    for part, text, use in (("data", store, "trained"), ("validation_data", validation, "validated")):
-        before = found.state.get(part)  # those of earlier versions do not tell of validation
+    checkpoint = given or find_checkpoint(run, "latest")
+    check_resumable(checkpoint, config, store, validation)
+    return checkpoint
+
+
+def check_resumable(
+    checkpoint: Checkpoint, config: TrainConfig, store: TokenStore, validation: TokenStore | None
+) -> None:
+    """What resuming checks: a UserError unless the run shares these with its checkpoint.
+
+    - all settings that decide what is learned: every one but those in `config.FREE_TO_CHANGE`
+    - the training tokens and the validation tokens, by their SHA-256
+    """
+    for name, (before, now) in _changed_settings(checkpoint.config, config).items():
+        raise UserError(
+            f"cannot resume {checkpoint.path}: it was trained with {name}={before}, now it is {now}; change that "
+            "back, or give another --run folder"
+        )
+    for key, text, use in (("data", store, "trained"), ("validation_data", validation, "validated")):
+        before = checkpoint.state.get(key)  # early versions did not save validation_data
         if text and before and before["sha256"] != text.sha256:
             raise UserError(
-                f"cannot resume {found.path}: {text.name} holds other tokens than it was {use} on; bring it back, "
-                "or work in another folder"
+                f"cannot resume {checkpoint.path}: {text.name} does not hold the tokens that it was {use} on; restore "
+                "them, or give another --run folder"
             )
-    return found
-
-
-def _apart(theirs: TrainConfig, ours: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """The settings, of those that decide what is learned, in which a run that was begun differs from ours."""
-    begun, wanted = flatten(training_settings(theirs)), flatten(training_settings(ours))
-    if ours.model.vocabulary is None:  # still open
-        wanted["model.vocabulary"] = begun.get("model.vocabulary")
-    if is_store(ours.data.train):  # which has its own
-        wanted["data.tokenizer"] = begun.get("data.tokenizer")
-    names = [name for name in begun | wanted if begun.get(name) != wanted.get(name)]
-    return {name: (begun.get(name), wanted.get(name)) for name in names}
-
-
-def _begun(run: Path) -> TrainConfig | None:
-    """What was begun in a folder, if it was a run."""
-    try:
-        return TrainConfig.from_dict(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
-        return None
-
-
-def _is_beginning_of(config: TrainConfig) -> bool:
-    """Whether the run's folder is what the same run leaves if it is killed before its first checkpoint."""
-    theirs = _begun(config.run)
-    return theirs is not None and not _apart(theirs, config)
-
-
-def _in_the_way(run: Path) -> str:
-    if _begun(run):
-        held, way = "the beginning of a run with other settings, and no checkpoint", "delete it, or work in"
-    else:
-        held, way = "something else than a run", "work in"
-    return f"{run} exists already and holds {held}; {way} another folder"
 
 
 @contextmanager
-def entered(config: TrainConfig, resumed: Checkpoint | None) -> Iterator[None]:
-    """Have the run's folder to oneself: make it, clear from it what a killed run left, bring a resumed run's best."""
+def locked_run_dir(config: TrainConfig, resumed: Checkpoint | None) -> Iterator[None]:
+    """Keep other processes out of the run folder, and make it ready for training.
+
+    Creates it, removes what a killed process left, copies the best checkpoint of a run that resumes in another folder,
+    and writes config.yaml.
+    """
     config.run.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(config.run, "--run"):
         remove_leftovers(config.run)
         remove_leftovers(config.run / "checkpoints")
         for folder in sorted_checkpoints(config.run):
-            if resumed is None:
-                raise UserError(f"another run has come to stand in {config.run}; give another --run folder")
-            if step_of(folder) > resumed.step:  # later than where we go on: it was found damaged
+            if resumed is None:  # another process made it after we decided
+                raise UserError(f"another run was started in {config.run}; give another --run folder")
+            if step_of(folder) > resumed.step:  # find_checkpoint passed it over: it is damaged
                 remove_folder(folder)
         if resumed and resumed.state["best"]:
             best = checkpoint_path(config.run, resumed.state["best"]["step"])
@@ -118,3 +156,49 @@ def entered(config: TrainConfig, resumed: Checkpoint | None) -> Iterator[None]:
         text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
         atomic_write(config.run / "config.yaml", text)
         yield
+
+
+def _request(config: TrainConfig) -> Request:
+    if config.resume is False:
+        return Request.START
+    return Request.AUTO if config.resume in (True, "auto") else Request.PATH
+
+
+def _contents(config: TrainConfig, given: Checkpoint | None) -> Contents:
+    """What the run folder holds, seen from this run and from the checkpoint that --resume PATH names."""
+    run = config.run
+    if not run.exists() or all(path.match(UNFINISHED) or path.name == LOCK for path in run.iterdir()):
+        return Contents.NOTHING
+    saved, copied = set(sorted_checkpoints(run)), set[Path]()
+    if given:
+        if any(step_of(folder) > given.step for folder in saved):
+            return Contents.CHECKPOINTS
+        if run.resolve() == given.path.resolve().parents[1]:
+            return Contents.SOURCE
+        if given.state["best"]:  # copied first when a run resumes in another folder: see locked_run_dir
+            copied = {checkpoint_path(run, given.state["best"]["step"])}
+    started = _started_config(run)
+    if saved <= copied and started and not _changed_settings(started, config):
+        return Contents.STARTED
+    if saved:
+        return Contents.CHECKPOINTS
+    return Contents.OTHER_STARTED if started else Contents.FOREIGN
+
+
+def _started_config(run: Path) -> TrainConfig | None:
+    """The config of the run that was started in a folder, if there is one."""
+    try:
+        return TrainConfig.from_dict(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        return None
+
+
+def _changed_settings(before: TrainConfig, now: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """The settings that decide what is learned and differ between two configs: name -> (before, now)."""
+    old, new = flatten(training_settings(before)), flatten(training_settings(now))
+    if now.model.vocabulary is None:  # not known yet
+        new["model.vocabulary"] = old.get("model.vocabulary")
+    if is_store(now.data.train):  # a token store has its own tokenizer
+        new["data.tokenizer"] = old.get("data.tokenizer")
+    names = [name for name in old | new if old.get(name) != new.get(name)]
+    return {name: (old.get(name), new.get(name)) for name in names}
