@@ -26,7 +26,6 @@ from logpast.evaluation.scoring import score
 from logpast.kernels.cuda_graphs import Replay
 from logpast.kernels.ops import HAS_TRITON
 from logpast.training.checkpoint import save_checkpoint
-from logpast.training.compile import release_model
 from logpast.training.config import TrainConfig
 from logpast.training.optimizer import learning_rate, set_learning_rate
 from logpast.training.setup import (
@@ -246,11 +245,9 @@ class Run:
         self.fabric.barrier()
 
     def close(self) -> None:
-        """Close the log, release the run folder, and keep a compiled model for later runs."""
+        """Close the log and release the run folder."""
         self.log.close()
         self.folder.close()
-        if self.compiled and self.fabric.world_size == 1:
-            release_model(self.bare, self.config, self.fabric.device)
 
     def start_summary(self) -> str:
         """Printed before the first step."""

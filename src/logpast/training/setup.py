@@ -85,7 +85,7 @@ def make_model(
     model = build(config.model, store.tokenizer.size)
     if resumed:
         resumed.load_weights(model)
-    return compile_model(model, config, device) if compiled else model
+    return compile_model(model, device) if compiled else model
 
 
 def make_batches(config: TrainConfig, store: TokenStore, model: LanguageModel, device: torch.device) -> Batches | Lanes:
