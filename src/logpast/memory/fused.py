@@ -4,7 +4,7 @@ As in bag.py, the weights of a history's equal tokens are summed before the tabl
 reads about 2,000 rows, and one of a million tokens reads one row per distinct token. There are three operators:
 
     plan        finds the distinct tokens of each history (one flag per token and a running count, no sorting) and
-                fills its bags. Only a few neighbouring filters have weight at a lag; each adds its weight, as an integer
+                fills its bags. Only a few neighbouring filters have weight at a lag; each adds its weight, as a whole
                 number of units, to the bag of the token at that lag. A unit is 2^-30 of the power of two above the
                 filter's sum.
     slots       bags (L, U) × rows of the table (U, d), which are gathered as needed; sums in float32
@@ -148,7 +148,7 @@ def _backward(count: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, grad: T
 
 
 def _sort_by_token(count: Tensor, tokens: Tensor, batch: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """The running count of the (history, token) pairs in the order of tokens, and the index of each pair in `tokens`."""
+    """The running count of the (history, token) pairs sorted by token, and the index of each of these in `tokens`."""
     flags = torch.diff(count, prepend=count.new_zeros(1)).view(batch, vocabulary)
     by_token = flags.T.flatten().cumsum(0, dtype=torch.int32)
     order = torch.empty_like(tokens)
@@ -245,7 +245,7 @@ def _fill_bags(
     ids, row, column, count, first, weights, bags, batch, length, missing, vocabulary, stride, width,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Add the weights of each position of a history to its token's bag; neighbouring threads have neighbouring slots."""
+    """Add the weights of each position to its token's bag; neighbouring threads have neighbouring slots."""
     history = (tl.program_id(0) % batch).to(tl.int64)
     thread = tl.arange(0, BLOCK * WIDTH)
     position = tl.program_id(0) // batch * BLOCK + thread // WIDTH

@@ -1,4 +1,4 @@
-"""Atomic writes, locks and checks of files: a kill, a full disk or Ctrl-C never leaves a file or folder half written."""
+"""Atomic writes, locks and checks: a kill, a full disk or Ctrl-C never leaves a file or folder half written."""
 
 from __future__ import annotations
 
