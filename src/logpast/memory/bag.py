@@ -2,8 +2,8 @@
 
 A history of 8,192 tokens has about 2,000 distinct ones. With the weights of equal tokens summed into a weighted bag of
 words (L, U), the slots are one product with the U rows of the table that occur in the history.
-The operator is opaque to torch.compile, because the number of distinct tokens depends on the data. For the backward
-pass it saves only the ids.
+The operator is opaque to torch.compile, because the number of distinct tokens depends on the data. It saves no
+embeddings for the backward pass.
 """
 
 from __future__ import annotations
