@@ -1,6 +1,6 @@
-"""The memory's Triton kernels against their definitions, in Triton's interpreter: run by test_fused.py.
+"""The memory's Triton kernels against the definition, in Triton's interpreter: run by test_fused.py.
 
-bf16 is left to `make test-gpu`: the interpreter's products of bf16 are wrong.
+`make test-gpu` tests bf16, whose products are wrong in the interpreter.
 """
 
 import pytest
@@ -10,63 +10,57 @@ from torch.utils.checkpoint import checkpoint
 
 from logpast.filters import FilterBank
 from logpast.memory import LogMemory, fused
-from memory.test_memory import BANKS as FEW
+from memory import helpers
+from memory.helpers import BOUNDS, bank_id, relative_error
 
-BOUNDS = {torch.float32: 5e-6, torch.float16: 2e-3}
-BANKS = [*FEW, FilterBank(slots=70, sharpness=8, spacing=0.07)]  # more slots than one tile, and wide filters
-
-
-def relative(ours: Tensor, exact: Tensor) -> float:
-    return float((ours.detach().double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30))
+DTYPES = [torch.float32, torch.float16]
+BANKS = [*helpers.BANKS, FilterBank(slots=70, sharpness=8, spacing=0.07)]  # more slots than one tile, and wide filters
 
 
 def both(bank: FilterBank, ids: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Slots and the table's gradient: ours, and as defined, in float64."""
+    """Slots and the table's gradient: ours, then those of the definition in float64."""
     mine = table.detach().clone().requires_grad_()
     slots = LogMemory(table.shape[1], bank, norm=False, path="fused").from_ids(ids, mine)
     exact = table.detach().double().requires_grad_()
     reference = LogMemory(table.shape[1], bank, norm=False, path="naive").double().from_ids(ids, exact)
-    towards = torch.randn_like(reference).to(table.dtype)
-    slots.backward(towards)
-    reference.backward(towards.double())
+    upstream = torch.randn_like(reference).to(table.dtype)
+    slots.backward(upstream)
+    reference.backward(upstream.double())
     assert mine.grad is not None
     assert exact.grad is not None
     assert slots.dtype == mine.grad.dtype == table.dtype
     return slots, mine.grad, reference.detach(), exact.grad
 
 
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-@pytest.mark.parametrize("bank", BANKS, ids=lambda b: f"L{b.slots}-{b.kernel}")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bank", BANKS, ids=bank_id)
 @pytest.mark.parametrize(("length", "vocabulary", "width"), [(1, 3, 6), (7, 50, 129), (400, 17, 6)])
-def test_fused_is_the_definition(
+def test_slots_and_gradients_equal_naive(
     bank: FilterBank, dtype: torch.dtype, length: int, vocabulary: int, width: int
 ) -> None:
     torch.manual_seed(length)
     ids = torch.randint(-1, vocabulary, (3, length))
     slots, gradient, true_slots, true_gradient = both(bank, ids, torch.randn(vocabulary, width).to(dtype))
-    largest = torch.from_numpy(bank.weights.max(axis=1)[::-1].copy()).unsqueeze(1)
-    scale = torch.maximum(largest, true_slots.abs().amax(dim=-1, keepdim=True))  # slot by slot
-    assert float(((slots.detach().double() - true_slots).abs() / scale).max()) < BOUNDS[dtype]
-    assert relative(gradient, true_gradient) < BOUNDS[dtype]
+    assert relative_error(slots, true_slots, bank) < BOUNDS[dtype]
+    assert relative_error(gradient, true_gradient) < BOUNDS[dtype]
 
 
-def test_more_than_one_block_of_everything() -> None:
-    """Tokens to mark, rows of a program, programs of a history."""
+def test_a_text_with_several_blocks_of_tokens_rows_and_programs() -> None:
     torch.manual_seed(0)
     ids, table = torch.randint(-1, 700, (3, 1500)), torch.randn(700, 20)
     slots, gradient, true_slots, true_gradient = both(FilterBank(slots=45, sharpness=100), ids, table)
-    assert relative(slots, true_slots) < 5e-6
-    assert relative(gradient, true_gradient) < 5e-6
+    assert relative_error(slots, true_slots) < 5e-6
+    assert relative_error(gradient, true_gradient) < 5e-6
 
 
-def test_no_history_and_no_token() -> None:
+def test_no_history_gives_zero_slots() -> None:
     table = torch.randn(9, 4)
     for ids in (torch.empty(2, 0, dtype=torch.int64), torch.full((2, 5), -1)):
         slots = LogMemory(4, BANKS[1], norm=False, path="fused").from_ids(ids, table)
         assert torch.equal(slots, torch.zeros(2, 5, 4))
 
 
-def test_ids_of_any_type_and_stride() -> None:
+def test_ids_of_any_integer_type_and_stride() -> None:
     memory = LogMemory(6, BANKS[2], path="fused")
     table, stream = torch.randn(20, 6), torch.randint(0, 20, (300,))
     histories = stream.unfold(0, 100, 7)[:5]  # overlapping rows of one stream
@@ -75,14 +69,14 @@ def test_ids_of_any_type_and_stride() -> None:
         assert torch.equal(memory.from_ids(same, table), expected)
 
 
-def test_lengths_say_what_is_real() -> None:
+def test_padding_before_lengths_is_ignored() -> None:
     memory = LogMemory(6, BANKS[2], path="fused")
     table, ids = torch.randn(20, 6), torch.randint(0, 20, (2, 50))
     ours = memory.from_ids(ids, table, lengths=torch.tensor([50, 3]))
     torch.testing.assert_close(ours[1:], memory.from_ids(ids[1:, -3:], table))
 
 
-def test_the_same_to_the_bit_in_any_order_and_company() -> None:
+def test_slots_have_the_same_bits_in_any_batch() -> None:
     bank, table, ids = BANKS[2], torch.randn(20, 6), torch.randint(0, 20, (4, 200))
     memory = LogMemory(6, bank, norm=False, path="fused")
     whole = memory.from_ids(ids, table)
@@ -90,38 +84,37 @@ def test_the_same_to_the_bit_in_any_order_and_company() -> None:
     assert torch.equal(memory.from_ids(ids[:1], table), whole[:1])
 
 
-def test_columns_are_done_in_turn_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_in_column_blocks_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     ids, table = torch.randint(0, 20, (3, 90)), torch.randn(20, 100)
     monkeypatch.setattr(fused, "ROWS_BUDGET", 1)
-    tile, used = fused._tile_back, list[dict[str, int]]()
-    monkeypatch.setattr(fused, "_tile_back", lambda *given: used.append(tile(*given)) or used[-1])
+    tile, used = fused._tile_backward, list[dict[str, int]]()
+    monkeypatch.setattr(fused, "_tile_backward", lambda *given: used.append(tile(*given)) or used[-1])
     _, gradient, _, true_gradient = both(BANKS[2], ids, table)
     assert [one["COLUMNS"] for one in used] == [32]
-    assert relative(gradient, true_gradient) < 5e-6
+    assert relative_error(gradient, true_gradient) < 5e-6
 
 
-def test_a_token_beyond_the_table_is_refused() -> None:
+def test_an_id_beyond_the_table_is_refused() -> None:
     with pytest.raises(RuntimeError):
         LogMemory(4, BANKS[1], path="fused").from_ids(torch.tensor([[1, 9]]), torch.randn(9, 4))
 
 
-@pytest.mark.parametrize("bank", [*BANKS, FilterBank(slots=57, sharpness=100)], ids=lambda b: f"L{b.slots}-{b.kernel}")
-def test_the_stated_bound_on_weights(bank: FilterBank) -> None:
-    """Off by half a part at most, or left out for being below the tolerance; and no sum of parts overflows."""
+@pytest.mark.parametrize("bank", [*BANKS, FilterBank(slots=57, sharpness=100)], ids=bank_id)
+def test_weights_in_units_are_off_by_at_most_half_a_unit(bank: FilterBank) -> None:
+    """Or below the tolerance and left out. No sum of them overflows."""
     weights = bank.weights[::-1, ::-1].copy()
-    first, parts, unit = (part.numpy() for part in fused.lay_out(weights, 1e-7))
-    seen = weights * 0
-    for column, (slot, some) in enumerate(zip(first, parts, strict=True)):
-        seen[slot : slot + len(some), column] = some * unit[slot : slot + len(some)].astype("f8")
-    error = abs(seen - weights)
-    bound = unit[:, None].astype("f8") / 2 + 1e-7 * weights.max(axis=1, keepdims=True) * (seen == 0)
-    assert (error <= bound * (1 + 1e-6)).all()
+    first, units, unit = (part.numpy() for part in fused.make_layout(weights, 1e-7))
+    rounded = weights * 0
+    for column, (slot, some) in enumerate(zip(first, units, strict=True)):
+        rounded[slot : slot + len(some), column] = some * unit[slot : slot + len(some)].astype("f8")
+    bound = unit[:, None].astype("f8") / 2 + 1e-7 * weights.max(axis=1, keepdims=True) * (rounded == 0)
+    assert (abs(rounded - weights) <= bound * (1 + 1e-6)).all()
     assert (unit <= 2.0**-29 * weights.sum(axis=1)).all()
-    assert ((seen / unit[:, None]).sum(axis=1) < 2**31).all()
+    assert ((rounded / unit[:, None]).sum(axis=1) < 2**31).all()
 
 
-def test_with_activation_checkpointing() -> None:
+def test_activation_checkpointing_gives_the_same_gradient() -> None:
     memory, ids = LogMemory(6, BANKS[2], path="fused"), torch.randint(0, 20, (2, 60))
     gradients = []
     for wrap in (False, True):
@@ -132,23 +125,21 @@ def test_with_activation_checkpointing() -> None:
     assert torch.equal(*gradients)
 
 
-def test_operators_are_what_they_say() -> None:
-    layout, ids = fused.lay_out(BANKS[2].weights[::-1, ::-1].copy(), 1e-7), torch.randint(0, 20, (2, 40))
+def test_operators_pass_opcheck() -> None:
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    layout, ids = fused.make_layout(BANKS[2].weights[::-1, ::-1].copy(), 1e-7), torch.randint(0, 20, (2, 40))
     table = torch.randn(20, 6, requires_grad=True)
-    torch.library.opcheck(torch.ops.logpast.fused_plan, (layout.first, layout.parts, 30, ids, 20), test_utils=CHECKS)
-    plan = torch.ops.logpast.fused_plan(layout.first, layout.parts, 30, ids, 20)
-    torch.library.opcheck(torch.ops.logpast.fused_slots, (*plan, layout.unit, table), test_utils=CHECKS)
+    torch.library.opcheck(torch.ops.logpast.fused_plan, (layout.first, layout.weights, 30, ids, 20), test_utils=checks)
+    plan = torch.ops.logpast.fused_plan(layout.first, layout.weights, 30, ids, 20)
+    torch.library.opcheck(torch.ops.logpast.fused_slots, (*plan, layout.unit, table), test_utils=checks)
 
 
-CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-
-
-def test_a_double_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="use 'auto'"):
+def test_a_float64_table_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'fused'.*float64"):
         LogMemory(4, BANKS[1], path="fused").from_ids(torch.tensor([[1]]), torch.randn(9, 4).double())
 
 
-def test_naive_takes_a_double_table_where_only_fused_is_laid_out() -> None:
+def test_auto_takes_naive_for_a_float64_table_on_a_gpu() -> None:
     memory = LogMemory(6, BANKS[2], norm=False)
     memory.kept = memory.kept[:0]  # as on a GPU
     assert memory.path_for(torch.zeros(1, dtype=torch.float64)) == "naive"

@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: their tests (…_cases.py) run in Triton's interpreter."""
+"""The Triton kernels without a GPU: their tests (*_cases.py) run in Triton's interpreter."""
 
 import os
 import subprocess
@@ -11,13 +11,13 @@ import torch
 
 
 @pytest.mark.parametrize("cases", ["memory/fused_cases.py", "kernels/kernel_cases.py"])
-def test_kernels_in_the_interpreter(cases: str) -> None:
+def test_kernels_in_tritons_interpreter(cases: str) -> None:
     triton = pytest.importorskip("triton", reason="Triton is for Linux")
     version = tuple(map(int, triton.__version__.split(".")[:2]))
     if version < (3, 8) and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("the interpreter of Triton before 3.8 cannot loop under NumPy 2.4")
-    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", Path(__file__).parents[1] / cases]
-    done = subprocess.run(words, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", Path(__file__).parents[1] / cases]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
 
 
@@ -29,7 +29,7 @@ LIMITS = {80: 166_912, 86: 101_376, 90: 232_448}  # shared memory of a block, by
 @pytest.mark.parametrize("slots", [53, 65, 130])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_kernels_fit_into_shared_memory(capability: int, slots: int, dtype: torch.dtype) -> None:
-    """Compiled for real chips, without one."""
+    """They are compiled for a GPU, which needs none."""
     pytest.importorskip("triton", reason="Triton is for Linux")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
@@ -37,11 +37,11 @@ def test_kernels_fit_into_shared_memory(capability: int, slots: int, dtype: torc
     from logpast.memory import fused
 
     name = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}[dtype]
-    types = dict.fromkeys(("number", "tokens", "bags"), "*i32") | {"unit": "*fp32"}
+    types = dict.fromkeys(("count", "tokens", "bags"), "*i32") | {"unit": "*fp32"}
     types["rows"] = "*bf16" if dtype == torch.bfloat16 else "*fp32"
     types |= dict.fromkeys(("table", "out", "grad"), name)
-    for kernel, tile in ((fused._multiply, fused._tile), (fused._spread, fused._tile_back)):
-        sizes = {"SLOTS": fused._wide(slots)} | tile(slots, dtype)
+    for kernel, tile in ((fused._multiply, fused._tile), (fused._multiply_backward, fused._tile_backward)):
+        sizes = {"SLOTS": fused._padded(slots)} | tile(slots, dtype)
         options = {word: sizes.pop(word) for word in ("num_warps", "num_stages")}
         signature = {word: "constexpr" if word in sizes else types.get(word, "i32") for word in kernel.arg_names}
         made = compile(ASTSource(kernel, signature, sizes), target=GPUTarget("cuda", capability, 32), options=options)

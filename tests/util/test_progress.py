@@ -1,4 +1,4 @@
-"""Progress of several jobs: a live table on a terminal, a line now and then elsewhere."""
+"""Progress: a live bar or table on a terminal, an occasional line elsewhere."""
 
 import io
 import subprocess
@@ -9,26 +9,71 @@ import pytest
 from logpast.util import progress
 
 
-def test_lines_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    clock = iter([0.0, 30.0, 61.0, 61.0, 62.0])
+def set_clock(monkeypatch: pytest.MonkeyPatch, *times: float) -> None:
+    clock = iter(times)
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", screen)
+    return screen
+
+
+def test_a_bar_prints_a_line_with_the_time_left_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_clock(monkeypatch, 0.0, 9.0, 11.0, 20.0)
+    with progress.progress_bar("work", 100, done=10) as bar:
+        for done in (15, 21, 30):
+            bar.update(done, "loss 3")
+    assert capsys.readouterr().err.splitlines() == ["work 21/100 loss 3 1:19 left"]
+
+
+def test_a_bar_without_a_total_prints_the_count(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_clock(monkeypatch, 0.0, 11.0)
+    with progress.progress_bar("work", None) as bar:
+        bar.update(2100, "tokens")
+    assert capsys.readouterr().err.splitlines() == ["work 2,100 tokens"]
+
+
+def test_an_invisible_bar_prints_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    set_clock(monkeypatch, 0.0, 11.0)
+    with progress.progress_bar("work", 100, visible=False) as bar:
+        bar.update(50)
+        bar.say("a line")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_job_board_prints_a_line_every_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_clock(monkeypatch, 0.0, 30.0, 61.0, 62.0)
     with progress.job_board("job", "done", "loss") as board:
-        board.say("one: begins")
+        board.say("one: starts")
         for share in ("10%", "20%", "30%"):
             board.update("0 of 2", [["one", share, "3.1"], ["two", share, "3.2"]])
-    assert capsys.readouterr().err.splitlines() == ["one: begins", "0 of 2: one 20%, two 20%"]
+    assert capsys.readouterr().err.splitlines() == ["one: starts", "0 of 2: one 20%, two 20%"]
 
 
-def test_work_goes_on_when_nobody_reads() -> None:
-    words = """
-from logpast.util.progress import board, meter
+def test_work_continues_when_standard_error_is_closed() -> None:
+    code = """
+from logpast.util.progress import job_board, progress_bar
 for line in range(3000):
-    with meter("work", 1) as progress, board("job") as jobs:
-        progress.say("x" * 99)
+    with progress_bar("work", 1) as bar, job_board("job") as jobs:
+        bar.say("x" * 99)
         jobs.say("y" * 99)
 print("done")
 """
-    process = subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout
     assert process.stderr
     process.stderr.readline()
@@ -37,15 +82,22 @@ print("done")
     assert process.wait() == 0
 
 
-def test_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+def test_a_live_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = use_terminal(monkeypatch)
+    with progress.progress_bar("wikitext103:train:", 100) as bar:
+        bar.update(40, "loss 3")
+    for text in ("wikitext103:train:", "40/100", "loss 3"):
+        assert text in terminal.getvalue()
 
-    screen = Terminal()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", screen)
+
+def test_a_live_table_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = use_terminal(monkeypatch)
     with progress.job_board("job", "done") as board:
         board.update("1 of 2", [["two", "40%"]])
-    for word in ("1 of 2", "job", "two", "40%"):
-        assert word in screen.getvalue()
+    for text in ("1 of 2", "job", "two", "40%"):
+        assert text in terminal.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5.9, "0:05"), (65, "1:05"), (7265, "2:01:05")])
+def test_format_seconds(seconds: float, text: str) -> None:
+    assert progress.format_seconds(seconds) == text

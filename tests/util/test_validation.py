@@ -1,4 +1,4 @@
-"""Settings from a notebook are held to their types as those of the command line are."""
+"""Settings from Python code have their types checked, as options on the command line do."""
 
 from dataclasses import replace
 from importlib import import_module
@@ -14,31 +14,33 @@ from logpast.cli import VERBS
 from logpast.models import CompressiveConfig
 from logpast.util.validation import validate_value
 
+CONFIG = (Path("x"), DataConfig("x"))
+
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DataConfig("x", streams="documents"), r"data\.streams cannot be 'documents'; did you mean document\?"),
-        (lambda: DataConfig("x", validation_tokens="9"), r"validation_tokens cannot be '9'; it is no text, but int"),
-        (lambda: OptimizerConfig(learning_rate="1e-3"), r"optimizer\.learning_rate cannot be '1e-3'"),
-        (lambda: TrainConfig(Path("x"), DataConfig("x"), steps=1, precision="bf16"), r"cannot be 'bf16'; known: 32"),
-        (lambda: TrainConfig(Path("x"), DataConfig("x"), steps="5"), r"steps cannot be '5'; it is no text, but int"),
-        (lambda: TrainConfig(Path("x"), DataConfig("x"), model="recent", steps=1), r"no text, but ModelConfig"),
-        (lambda: TrainConfig(Path("x"), DataConfig("x"), steps=1.5), r"steps cannot be 1\.5; .* whole number"),
-        (lambda: LogMemoryConfig(window=float("inf")), r"model\.window cannot be inf; it must be a whole number"),
-        (lambda: logpast.generate("x", tokens=2.5), r"tokens cannot be 2\.5; it must be a whole number"),
-        (lambda: LogMemoryConfig(window="16"), r"model\.window cannot be '16'"),
-        (lambda: LogMemoryConfig(kernel="isit"), r"model\.kernel cannot be 'isit'; did you mean isith\?"),
-        (lambda: CompressiveConfig(compression="median"), r"model\.compression cannot be 'median'"),
-        (lambda: evaluate("x", "y", accounting="All"), r"accounting cannot be 'All'; did you mean all\?"),
-        (lambda: evaluate("x", "y", streams="documents"), r"streams cannot be 'documents'"),
-        (lambda: evaluate("x", "y", precision="float16"), r"precision cannot be 'float16'; did you mean bfloat16\?"),
-        (lambda: evaluate("x", "y", streams=2), r"streams cannot be 2; known: corpus, document"),
-        (lambda: evaluate("x", "y", batch_size="4"), r"batch_size cannot be '4'; it is no text, but int"),
-        (lambda: logpast.analyze("x", "y", precision="half"), r"precision cannot be 'half'; known: float32"),
+        (lambda: DataConfig("x", streams="documents"), r"data\.streams .*'documents'.* document\?"),
+        (lambda: DataConfig("x", validation_tokens="9"), r"data\.validation_tokens .*'9'.* int"),
+        (lambda: OptimizerConfig(learning_rate="1e-3"), r"optimizer\.learning_rate .*'1e-3'.* float"),
+        (lambda: TrainConfig(*CONFIG, steps=1, precision="bf16"), r"precision .*'bf16'.* 32"),
+        (lambda: TrainConfig(*CONFIG, steps="5"), r"steps .*'5'.* int"),
+        (lambda: TrainConfig(*CONFIG, model="recent", steps=1), r"model .*'recent'.* ModelConfig"),
+        (lambda: TrainConfig(*CONFIG, steps=1.5), r"steps .*1\.5.* whole number"),
+        (lambda: LogMemoryConfig(window=float("inf")), r"model\.window .*inf.* whole number"),
+        (lambda: LogMemoryConfig(window="16"), r"model\.window .*'16'"),
+        (lambda: LogMemoryConfig(kernel="isit"), r"model\.kernel .*'isit'.* isith\?"),
+        (lambda: CompressiveConfig(compression="median"), r"model\.compression .*'median'"),
+        (lambda: logpast.generate("x", tokens=2.5), r"tokens .*2\.5.* whole number"),
+        (lambda: evaluate("x", "y", accounting="All"), r"accounting .*'All'.* all\?"),
+        (lambda: evaluate("x", "y", streams="documents"), r"streams .*'documents'"),
+        (lambda: evaluate("x", "y", precision="float16"), r"precision .*'float16'.* bfloat16\?"),
+        (lambda: evaluate("x", "y", streams=2), r"streams .*2.* corpus, document"),
+        (lambda: evaluate("x", "y", batch_size="4"), r"batch_size .*'4'.* int"),
+        (lambda: logpast.analyze("x", "y", precision="half"), r"precision .*'half'.* float32"),
     ],
 )  # fmt: skip
-def test_a_wrong_word_is_told(make: Any, message: str) -> None:
+def test_a_value_of_the_wrong_type_is_refused_by_name(make: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make()
 
@@ -67,19 +69,19 @@ def test_a_wrong_word_is_told(make: Any, message: str) -> None:
         ([Path("a"), "b"], list[str], ["a", "b"]),
     ],
 )
-def test_values_as_their_types_have_them(value: Any, kind: Any, expected: Any) -> None:
+def test_values_are_converted_to_their_types(value: Any, kind: Any, expected: Any) -> None:
     found = validate_value("name", value, kind)
     assert found == expected
     assert type(found) is type(expected)
 
 
 @pytest.mark.parametrize("name", [name for name in VERBS if name != "train"])
-def test_every_verb_settles_its_arguments(name: str) -> None:
-    """And of `train` the config does."""
+def test_every_command_validates_its_arguments(name: str) -> None:
+    """The argument of `train` is a config, which validates itself."""
     assert hasattr(getattr(import_module(VERBS[name].module), VERBS[name].function), "__wrapped__")
 
 
-def test_paths_may_be_texts(tmp_path: Path, store: TokenStore, train_config: TrainConfig) -> None:
+def test_paths_may_be_strings(tmp_path: Path, store: TokenStore, train_config: TrainConfig) -> None:
     config = replace(train_config, run=str(tmp_path / "run"), steps=2)
     assert config.run == tmp_path / "run"
     train(config)
@@ -88,16 +90,12 @@ def test_paths_may_be_texts(tmp_path: Path, store: TokenStore, train_config: Tra
     assert logpast.generate(str(tmp_path / "run"), prompt_file=str(prompt), tokens=2).startswith("And")
     assert logpast.draw_filters(str(tmp_path / "f.png"), 10.0) == tmp_path / "f.png"
     assert evaluate(str(tmp_path / "run"), str(store.path), save_nats=str(tmp_path / "n.npy"))["tokens"] == len(store)
-    with pytest.raises(UserError, match=r"n\.txt is no name for saved nats: give --save_nats one that ends in \.npy"):
+    with pytest.raises(UserError, match=r"n\.txt.*--save_nats"):
         evaluate(tmp_path / "run", str(store.path), save_nats=tmp_path / "n.txt")
 
 
-def test_names_are_listed_before_they_are_loaded() -> None:
-    assert {"FilterBank", "LogMemory", "evaluate", "sweep", "compare"} <= set(dir(logpast))
-
-
-def test_nothing_is_a_value_only_where_it_says_something() -> None:
+def test_none_is_allowed_only_where_its_type_says_so() -> None:
     assert validate_value("steps", None, int | None) is None
     assert validate_value("anything", None, Any) is None
-    with pytest.raises(UserError, match="batch_size is empty; give it a value, or leave it out"):
+    with pytest.raises(UserError, match="batch_size is empty"):
         validate_value("batch_size", None, int)

@@ -1,4 +1,4 @@
-"""History -> slots. `LogMemory` is the module people import; it chooses a path and says which."""
+"""`LogMemory`: a long history compressed into a few slots. It picks one of four implementations ("paths")."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from logpast.kernels.ops import HAS_TRITON
 from logpast.memory import bag, naive, support
 from logpast.util.precision import accumulation_dtype, full_precision, in_autocast
 
-Lengths = Tensor | Sequence[int]  # a tensor where the module is compiled: a list is part of the program there
+Lengths = Tensor | Sequence[int]  # pass a tensor to a compiled module: it is recompiled for each new list
 Path = Literal["auto", "naive", "bag", "support", "fused"]
 if HAS_TRITON:
     from logpast.memory import fused
@@ -23,28 +23,28 @@ __all__ = ["LogMemory"]
 
 
 class LogMemory(nn.Module):
-    """A log-compressed past in `bank.slots` vectors, to be put before the recent tokens of any sequence model.
+    """A log-compressed past in `bank.slots` vectors, to prepend to the recent tokens of any sequence model.
 
         memory = LogMemory(dim=768, bank=FilterBank(slots=53, sharpness=100))
         slots = memory(embeddings)                     # (B, T, 768) -> (B, 53, 768)
         slots = memory.from_ids(ids, table.weight)     # (B, T) -> the same, without a (B, T, 768) tensor
 
-    Slots come oldest first. The bank is rebuilt in full precision wherever the module goes and is not stored in
-    its state_dict, which holds the LayerNorm's gain and bias alone.
+    The oldest slot is first. The bank is rebuilt in full precision whenever the module is moved or cast. It is not in
+    the state_dict, which holds only the LayerNorm's gain and bias.
 
     Args:
         dim: width of the embeddings.
         bank: the filters.
-        norm: one LayerNorm over the slots, as in the paper; False gives the bare sums.
-        path: `auto` takes the fast path: `support` for embeddings; for ids `fused` on a CUDA device with Triton, else
-            `bag`. `naive` is the definition.
+        norm: one LayerNorm over the slots, as in the paper; False gives the plain sums.
+        path: `auto` takes the fastest path: `support` for embeddings; for ids `fused` on a CUDA device with Triton,
+            else `bag`. `naive` is the definition.
         eps: the LayerNorm's epsilon.
     """
 
     filters: Tensor
     kept: Tensor
     first: Tensor
-    parts: Tensor
+    weights: Tensor
     unit: Tensor
 
     def __init__(self, dim: int, bank: FilterBank, norm: bool = True, path: Path = "auto", eps: float = 1e-5) -> None:
@@ -59,25 +59,25 @@ class LogMemory(nn.Module):
         self.path = path
         self.norm = nn.LayerNorm(dim, eps=eps) if norm else nn.Identity()
         self.register_buffer("filters", torch.empty(0, dtype=torch.get_default_dtype()), persistent=False)
-        for name in ("kept", "first", "parts", "unit"):
+        for name in ("kept", "first", "weights", "unit"):
             self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
-        self._lay_out()
-        silent = bank.peaks[bank.weights.max(axis=1) < torch.finfo(self.filters.dtype).tiny]
-        if silent.size:
+        self._build_filters()
+        too_small = bank.peaks[bank.weights.max(axis=1) < torch.finfo(self.filters.dtype).tiny]
+        if too_small.size:
             raise ValueError(
-                f"the filter with its peak at {silent[0]:.4g} (sharpness={bank.sharpness:g}) has no weight that "
+                f"the filter with its peak at {too_small[0]:.4g} (sharpness={bank.sharpness:g}) has no weight that "
                 f"{self.filters.dtype} can hold; use normalize='area' or a smaller sharpness"
             )
 
     def forward(self, embeddings: Tensor, lengths: Lengths | None = None) -> Tensor:
         """Slots from the embeddings (B, T, d) before a position, in the order of the text.
 
-        Of more than `bank.horizon` embeddings the last are used. `lengths` (B,) says how many of each row's last
-        embeddings are real: rows are padded before them, not after, and that counts as missing, as zero vectors.
+        If T > `bank.horizon`, only the last `bank.horizon` are used. `lengths` (B,) is the number of real embeddings in
+        each row, which stand at its end. The padding before them counts as zero vectors.
         """
         embeddings = self._within_horizon(embeddings, "batch", "tokens", "width")
         if lengths is not None:
-            embeddings = embeddings.masked_fill(~self._real(embeddings, lengths).unsqueeze(-1), 0)
+            embeddings = embeddings.masked_fill(~self._not_padding(embeddings, lengths).unsqueeze(-1), 0)
         with full_precision(embeddings.device):
             if self.path == "naive":
                 slots = naive.compress(self.filters, embeddings)
@@ -88,7 +88,7 @@ class LogMemory(nn.Module):
     def from_ids(self, ids: Tensor, table: Tensor | nn.Embedding, lengths: Lengths | None = None) -> Tensor:
         """Slots from token ids (B, T) and their embedding table (V, d) or its module. A negative id is a missing token.
 
-        `lengths` as in `forward`: rows are padded before their tokens, not after them.
+        `lengths` as in `forward`: the padding stands before the tokens.
         """
         table = table.weight if isinstance(table, nn.Embedding) else table
         ids = self._within_horizon(ids, "batch", "tokens")
@@ -97,27 +97,27 @@ class LogMemory(nn.Module):
         if ids.dtype not in (torch.int32, torch.int64):
             ids = ids.long()
         if lengths is not None:
-            ids = ids.masked_fill(~self._real(ids, lengths), -1)
+            ids = ids.masked_fill(~self._not_padding(ids, lengths), -1)
         path = self.path_for(table) if ids.numel() else "naive"
-        if path == "fused" and not table.is_cuda and not os.environ.get("TRITON_INTERPRET"):
-            raise ValueError(f"path 'fused' runs on CUDA devices, and the table is on {table.device}; use 'auto'")
-        if path == "fused" and table.dtype not in fused.DTYPES:
-            raise ValueError(f"path 'fused' is for 16- and 32-bit floats, not {table.dtype}; use 'auto'")
         if path == "fused":
-            table = in_autocast(table)  # as any product would; its sums are float32
+            if not table.is_cuda and not os.environ.get("TRITON_INTERPRET"):
+                raise ValueError(f"path 'fused' runs on CUDA devices, and the table is on {table.device}; use 'auto'")
+            if table.dtype not in fused.DTYPES:
+                raise ValueError(f"path 'fused' is for 16- and 32-bit floats, not {table.dtype}; use 'auto'")
+            table = in_autocast(table)  # as for any product; sums are in float32
         with full_precision(table.device):
             if path == "naive":
                 slots = naive.compress_ids(self.filters, ids, table)
             elif path == "support":
                 slots = support.compress(self.filters, naive.embed(table, ids), self._groups)
             elif path == "fused":
-                slots = fused.compress_ids(fused.Layout(self.first, self.parts, self.unit), ids, table)
+                slots = fused.compress_ids(fused.Layout(self.first, self.weights, self.unit), ids, table)
             else:
                 slots = bag.compress_ids(self.filters, ids, table, self.kept)
         return self.norm(slots)
 
     def path_for(self, table: Tensor) -> Path:
-        """The path that ids take with this table."""
+        """The path that `from_ids` takes with this table."""
         if self.path != "auto":
             return self.path
         if len(self.kept):
@@ -130,33 +130,31 @@ class LogMemory(nn.Module):
         return history[:, max(0, history.shape[1] - self.bank.horizon) :]
 
     @staticmethod
-    def _real(history: Tensor, lengths: Lengths) -> Tensor:
+    def _not_padding(history: Tensor, lengths: Lengths) -> Tensor:
+        """(B, T): whether a position is among the last `lengths` of its row."""
         counts = torch.as_tensor(lengths, device=history.device)
-        if (
-            counts.shape != history.shape[:1]
-            or counts.dtype == torch.bool
-            or (counts.is_floating_point() and len(counts))
-        ):
-            told = f"{counts.dtype} of shape {tuple(counts.shape)}"
-            raise ValueError(f"lengths should be a whole number for each of {len(history)} histories, got {told}")
+        floating = counts.is_floating_point() and len(counts) > 0  # an empty list becomes float32
+        if counts.shape != history.shape[:1] or counts.dtype == torch.bool or floating:
+            got = f"{counts.dtype} of shape {tuple(counts.shape)}"
+            raise ValueError(f"lengths should be a whole number for each of {len(history)} histories, got {got}")
         from_the_end = torch.arange(history.shape[1], 0, -1, device=history.device)
         return from_the_end <= counts.unsqueeze(1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         result = super()._apply(fn, recurse)
-        self._lay_out()
+        self._build_filters()
         return result
 
-    def _lay_out(self) -> None:
-        """Build the bank anew on the module's device: a cast to bf16 must not round the filters."""
+    def _build_filters(self) -> None:
+        """Rebuild the bank on the module's device: a cast to bf16 must not round the filters."""
         device, dtype = self.filters.device, accumulation_dtype(self.filters.dtype)
         in_time_order = self.bank.weights[::-1, ::-1].copy()
         tolerance = torch.finfo(dtype).eps
-        self._groups = support.groups(self.bank, tolerance)
-        self.filters = torch.from_numpy(in_time_order).to(dtype).to(device)  # a device need not know float64
+        self._groups = support.find_groups(self.bank, tolerance)
+        self.filters = torch.from_numpy(in_time_order).to(dtype).to(device)  # some devices have no float64
         if self.path == "fused" or (self.path == "auto" and HAS_TRITON and self.filters.is_cuda and dtype.itemsize < 8):
-            layout = fused.lay_out(in_time_order, tolerance)
-            self.first, self.parts, self.unit = (part.to(device) for part in layout)
+            layout = fused.make_layout(in_time_order, tolerance)
+            self.first, self.weights, self.unit = (part.to(device) for part in layout)
             self.kept = torch.empty(0, dtype=torch.int64, device=device)
         else:
             self.kept = bag.entries(torch.from_numpy(in_time_order), tolerance).to(device)

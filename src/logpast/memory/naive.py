@@ -1,7 +1,7 @@
-"""The memory as the paper writes it: the definition that every other path is tested against.
+"""The memory as the paper defines it; every other path is tested against this one.
 
-All paths share one picture. `filters` is the (L, M) bank laid out in the order of time: the oldest slot is row 0
-and the last column is lag 1, so that a history, which also runs forward in time, meets it column by column.
+All paths use the same layout. `filters` is the (L, M) bank in the order of time: row 0 is the oldest slot and the last
+column is lag 1. So its columns match the tokens of a history, which runs forward in time, too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def embed(table: Tensor, ids: Tensor) -> Tensor:
 
 
 def compress(filters: Tensor, history: Tensor) -> Tensor:
-    """Slot τ* is Σ_t Φ(t, τ*) · e(p − t), the embeddings before position p, each weighted by its lag t.
+    """Slot τ* is Σ_t Φ(t, τ*) · e(p − t): the sum of the embeddings before position p, weighted by their lag t.
 
     Args:
         filters: (L, M), in the order of time.
-        history: (B, T, d), the T ≤ M embeddings before p; what is missing before them counts as zero vectors.
+        history: (B, T, d), the T ≤ M embeddings before p; earlier ones count as zero vectors.
 
     Returns:
         (B, L, d), oldest slot first.

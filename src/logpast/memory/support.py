@@ -1,8 +1,7 @@
-"""The fast path from embeddings: neighbouring filters share a block of the bank, and only that block is multiplied.
+"""The fast path from embeddings: small dense products instead of a large one that is mostly zeros.
 
-A filter is negligible outside a stretch around its peak, and stretches of neighbours overlap. So the bank is cut
-into groups of a few filters, each with the one range of lags that any of them needs: a handful of small dense
-products instead of one large one that is mostly zeros.
+A filter is negligible outside a range of lags around its peak, and the ranges of neighbours overlap. So the bank is
+split into groups of a few filters, and each group is multiplied with the range of lags that its filters need.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from torch import Tensor
 from logpast.filters import FilterBank
 from logpast.util.precision import accumulation_dtype
 
-FILTERS_PER_GROUP = 4  # measured: fewer read the history more often, more multiply more zeros
+FILTERS_PER_GROUP = 4  # measured: smaller groups read the history more often, larger ones multiply more zeros
 
 
 class Group(NamedTuple):
-    """Filters `rows` of the time-ordered bank need its `columns` only."""
+    """The filters `rows` of the time-ordered bank are negligible outside `columns`."""
 
     rows: slice
     columns: slice
 
 
-def groups(bank: FilterBank, tolerance: float) -> list[Group]:
-    """Cut the bank into groups; weights below `tolerance` × their filter's largest may be left out."""
+def find_groups(bank: FilterBank, tolerance: float) -> list[Group]:
+    """Split the bank into groups; weights below `tolerance` × their filter's largest weight may be left out."""
     columns = bank.horizon - bank.support(tolerance)[::-1, ::-1]  # from lags, nearest first, to the order of time
     found = []
     for first in range(0, bank.slots, FILTERS_PER_GROUP):
@@ -36,19 +35,19 @@ def groups(bank: FilterBank, tolerance: float) -> list[Group]:
 
 
 class _Compress(torch.autograd.Function):
-    """The map is linear with fixed filters, so its backward pass needs nothing of the history."""
+    """A linear map with fixed filters, so the backward pass does not need the history."""
 
     @staticmethod
-    def forward(history: Tensor, filters: Tensor, parts: list[Group]) -> Tensor:
+    def forward(history: Tensor, filters: Tensor, groups: list[Group]) -> Tensor:
         batch, length, width = history.shape
         slots = history.new_zeros(batch, filters.shape[0], width)
-        for rows, block, seen in _blocks(filters, parts, length):
-            slots[:, rows] = torch.bmm(block.expand(batch, -1, -1), history[:, seen].to(block.dtype)).to(slots.dtype)
+        for rows, block, span in _blocks(filters, groups, length):
+            slots[:, rows] = torch.bmm(block.expand(batch, -1, -1), history[:, span].to(block.dtype)).to(slots.dtype)
         return slots
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, list[Group]], output: Tensor) -> None:
-        history, filters, ctx.parts = inputs
+        history, filters, ctx.groups = inputs
         ctx.length = history.shape[1]
         ctx.save_for_backward(filters)
 
@@ -58,16 +57,16 @@ class _Compress(torch.autograd.Function):
         batch, _, width = grad.shape
         wide = grad.to(filters.dtype)
         total = wide.new_zeros(batch, ctx.length, width)
-        for rows, block, seen in _blocks(filters, ctx.parts, ctx.length):
-            total[:, seen].baddbmm_(block.mT.expand(batch, -1, -1), wide[:, rows])
+        for rows, block, span in _blocks(filters, ctx.groups, ctx.length):
+            total[:, span].baddbmm_(block.mT.expand(batch, -1, -1), wide[:, rows])
         return total.to(grad.dtype), None, None
 
 
-def _blocks(filters: Tensor, parts: list[Group], length: int) -> list[tuple[slice, Tensor, slice]]:
-    """For a history of this length: (rows of the result, block of the bank, stretch of the history)."""
+def _blocks(filters: Tensor, groups: list[Group], length: int) -> list[tuple[slice, Tensor, slice]]:
+    """For a history of this length: (rows of the result, block of the bank, range of the history)."""
     missing = filters.shape[1] - length
     found = []
-    for rows, columns in parts:
+    for rows, columns in groups:
         start = max(columns.start, missing)
         if start < columns.stop:
             block = filters[rows, start : columns.stop].unsqueeze(0)
@@ -75,6 +74,6 @@ def _blocks(filters: Tensor, parts: list[Group], length: int) -> list[tuple[slic
     return found
 
 
-def compress(filters: Tensor, history: Tensor, parts: list[Group]) -> Tensor:
-    """As `naive.compress`, by the groups that `groups` found for these filters."""
-    return _Compress.apply(history, filters.to(accumulation_dtype(history.dtype)), parts)
+def compress(filters: Tensor, history: Tensor, groups: list[Group]) -> Tensor:
+    """The same as `naive.compress`, with the groups that `find_groups` returned for these filters."""
+    return _Compress.apply(history, filters.to(accumulation_dtype(history.dtype)), groups)

@@ -1,4 +1,4 @@
-"""The systems: decoders that share one interface (`base`), built from a config by `registry.build`."""
+"""Language models with one interface (`base`), built from a config by `registry.build`."""
 
 from logpast.models.base import LanguageModel, ModelConfig, Recurrent, RecurrentConfig, State
 from logpast.models.baselines.compressive import CompressiveConfig, CompressiveTransformer

@@ -1,8 +1,8 @@
-"""What all systems share: a table of token embeddings that is also the head, and what a token costs.
+"""What all models share: a table of token embeddings, which is also the head, and the loss.
 
-There are two kinds. A stateless one (transformer.py and the systems on it) is shown a window and the history before it:
-windows may come in any order. A recurrent one (`Recurrent`) is shown consecutive segments of a text and carries a state
-from each to the next.
+There are two kinds. A stateless model (decoder.py and its subclasses) takes batches of (history, window, targets), in
+any order. A recurrent model (`Recurrent`) takes consecutive segments of a text and carries a state from each segment to
+the next.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ModelConfig:
     """A decoder's sizes; the defaults are GPT-2 Small with the paper's window."""
 
     window: int = 256
-    """m, the number of most recent tokens that are seen as they are; of a recurrent system, the length of a segment"""
+    """m, the number of most recent tokens, seen uncompressed; of a recurrent model, the length of a segment"""
     layers: int = 12
     """number of transformer blocks"""
     heads: int = 12
@@ -36,7 +36,7 @@ class ModelConfig:
     width: int = 768
     """d, the size of the embeddings"""
     mlp: int | None = None
-    """width of the MLP in each block; by default four times the embeddings'"""
+    """width of the MLP in each block; by default 4 × width"""
     vocabulary: int | None = None
     """rows of the embedding table; by default the tokenizer's size, rounded up to a multiple of 64"""
 
@@ -56,44 +56,44 @@ class ModelConfig:
 
 
 class LanguageModel(nn.Module):
-    """Table, head and costs; subclasses add `blocks` in between."""
+    """Embedding table, head and loss; subclasses add the `blocks` between them."""
 
     Config: ClassVar[type[ModelConfig]] = ModelConfig
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         if config.vocabulary is None:
-            raise UserError("model.vocabulary is not set; it comes from the tokenizer unless you give a number")
+            raise UserError("model.vocabulary is not set; give a number, or pass the tokenizer's size to build()")
         self.config = config
         self.window = config.window
         self.table = nn.Embedding(config.vocabulary, config.width)
 
     @property
     def history(self) -> int:
-        """How many tokens before the window it wants to be shown with it."""
+        """The number of tokens before the window that the model takes as input."""
         return 0
 
     @property
     def attention_length(self) -> int:
-        """The most places that a token attends to, itself included."""
+        """The most positions that a token attends to, itself included."""
         raise NotImplementedError
 
     @property
     def state_bytes(self) -> int:
-        """What must be kept of a stream to go on with it, in float32: keys and values of all places in sight, and the
-        ids of the history, 4 bytes each.
+        """Bytes to keep of a text to continue it: keys and values of the attended positions in float32, and the ids
+        of the history at 4 bytes each.
         """
         return self._pair_bytes * self.attention_length + 4 * self.history
 
     @property
     def _pair_bytes(self) -> int:
-        """Of the keys and values of one place, in all blocks."""
+        """Bytes of the keys and values of one position, in all blocks."""
         return 2 * 4 * self.config.layers * self.config.width
 
     def initialise(self) -> None:
-        """Weights as GPT-2 has them at the start; called when all modules are there."""
+        """GPT-2's initial weights; call it when all modules exist."""
         self.apply(_initialise)
-        for name, weight in self.named_parameters():  # the residual stream adds up 2 × layers of these
+        for name, weight in self.named_parameters():  # the residual stream is a sum of 2 × layers of their outputs
             if name.endswith(("attention.out.weight", "mlp_out.weight")):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * self.config.layers))
 
@@ -101,20 +101,20 @@ class LanguageModel(nn.Module):
         return F.linear(hidden, self.table.weight)
 
     def nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each target in nats; -1 is not scored and counts 0."""
+        """The loss of each target in nats; 0 where the target is -1."""
         return token_losses(hidden.flatten(0, 1), self.table.weight, targets.flatten()).view_as(targets)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As any module's, but quick."""
+        """`nn.Module.compile`, with a workaround for slow compilation."""
         if HAS_TRITON and torch.__version__ < "2.13":
-            # which would spell out all that leads to an operator it does not know: twice as much with every block
+            # older versions inline all that precedes an unknown operator, which doubles the code with every block
             from torch._inductor.lowering import FALLBACK_ALLOW_LIST
 
             FALLBACK_ALLOW_LIST.update(f"logpast::{name}" for name in torch.ops.logpast)
         self._compile(*args, **kwargs)
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
-        """The whole of it; where the same comes again and again, subclasses compile that."""
+        """Compile the whole model; subclasses with a repeated part compile that part."""
         super().compile(*args, **kwargs)
 
     def parameter_count(self) -> int:
@@ -123,10 +123,10 @@ class LanguageModel(nn.Module):
 
 @dataclass(frozen=True)
 class RecurrentConfig(ModelConfig):
-    """Sizes of a system that carries a state from segment to segment."""
+    """Sizes of a model that carries a state from segment to segment."""
 
     segments: int = 1
-    """consecutive segments in a training step, across which gradients flow where the system is made for it"""
+    """consecutive segments in a training step; gradients flow across them if the model allows it"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,50 +134,50 @@ class RecurrentConfig(ModelConfig):
 
 
 class Recurrent(LanguageModel):
-    """A system that reads a text segment by segment."""
+    """A model that processes a text segment by segment."""
 
     config: RecurrentConfig
 
     def start(self, batch: int) -> State:
-        """The state before anything was read."""
+        """The state at the beginning of a text."""
         raise NotImplementedError
 
     @property
     def state_bytes(self) -> int:
-        """What must be kept of a stream to go on with it, in float32: keys and values of the segment, and the state."""
+        """Bytes to keep of a text to continue it: keys and values of the segment in float32, and the state."""
         state = sum(value.numel() * value.element_size() for value in self.start(1).values())
         return self._pair_bytes * self.config.window + state
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
-        """What reads a segment, once for all segments."""
+        """Compile `segment`, which is called once per segment."""
         self.segment = torch.compile(self.segment, *args, **kwargs)  # type: ignore[method-assign]
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of a compiled system is not compiled, as with any module."""
+        """A copy of a compiled model is not compiled, as with any module."""
         return {name: value for name, value in super().__getstate__().items() if name != "segment"}
 
     def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
-        """What the decoder makes (B, T, d) of a segment's ids (B, T), the state after it, and an extra loss (B,)."""
+        """The decoder's output (B, T, d) for a segment's ids (B, T), the state after it, and an extra loss (B,)."""
         raise NotImplementedError
 
     def forward(self, tokens: Tensor, targets: Tensor, fresh: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
-        """The nats of consecutive segments, the state after the last, without gradient, and an extra loss to train on.
+        """The nats of consecutive segments, the state after the last without gradient, and an extra loss (B,).
 
         Args:
-            tokens: (B, n, m) ids; -1 is padding, after which the stream ends.
-            targets: (B, n, m) ids to predict; -1 is not scored and costs 0.
-            fresh: (B, n), whether a segment is a stream's first, before which nothing was read.
-            state: from `start`, or from the call before.
+            tokens: (B, n, m) ids; -1 is padding at the end of a text.
+            targets: (B, n, m) ids to predict; the loss is 0 where the target is -1.
+            fresh: (B, n), whether a segment is the first of a text: it starts from `start`, not from the last state.
+            state: from `start`, or from the previous call.
         """
-        costs, extra = [], torch.zeros(len(tokens), device=tokens.device)
-        for some, theirs, new in zip(tokens.unbind(1), targets.unbind(1), fresh.unbind(1), strict=True):
-            hidden, state, more = self.segment(some, self.reset(state, new))
-            costs.append(self.nats(hidden, theirs))
+        nats, extra = [], torch.zeros(len(tokens), device=tokens.device)
+        for segment, wanted, first in zip(tokens.unbind(1), targets.unbind(1), fresh.unbind(1), strict=True):
+            hidden, state, more = self.segment(segment, self.reset(state, first))
+            nats.append(self.nats(hidden, wanted))
             extra = extra + more
-        return torch.stack(costs, dim=1), {name: value.detach() for name, value in state.items()}, extra
+        return torch.stack(nats, dim=1), {name: value.detach() for name, value in state.items()}, extra
 
     def reset(self, state: State, fresh: Tensor) -> State:
-        """Forget where a stream begins."""
+        """The state, set to `start` in the rows (B,) where a text begins."""
         begin = self.start(len(fresh))
         return {
             name: torch.where(fresh.view(-1, *[1] * (value.ndim - 1)), begin[name].to(value.dtype), value)

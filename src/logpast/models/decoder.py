@@ -1,9 +1,9 @@
-"""One standard decoder: GPT-2, whose sequence begins with a few slots that say what came before the window.
+"""A GPT-2 decoder with extra input positions (slots) before the window, which represent the history.
 
-    sequence = [slots of the past (L)] + [tokens of the window (m)]      learned positions over all L + m
+    sequence = [slots (L)] + [tokens of the window (m)]      learned position embeddings over all L + m
 
-What the slots hold is the only thing in which the systems differ (`front`): a compressed past (log_memory.py) or
-the preceding tokens themselves (recent.py). With slots = 0 this is GPT-2 and nothing else.
+Subclasses define what the slots hold (`front`): the compressed history (log_memory.py) or the last L tokens of it
+(recent.py). With slots = 0 this is plain GPT-2.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TransformerConfig(ModelConfig):
     """A stateless decoder's sizes; the defaults are GPT-2 Small with the paper's window."""
 
     slots: int = 53
-    """L, the number of places before the window; 0 gives the plain transformer"""
+    """L, the number of positions before the window; 0 gives the plain transformer"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class KeyValueCache:
 
 
 class Attention(nn.Module):
-    """Causal self-attention; the layer `out` is for whoever adds the result to the stream."""
+    """Causal self-attention without its output layer `out`, which the block fuses with the residual sum."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -62,13 +62,13 @@ class Attention(nn.Module):
             return self_attention(x, self.query_key_value, self.heads)
         query, key, value = split_heads(self.query_key_value(in_autocast(x)), self.heads)
         key, value = cache.extend(self, key, value)
-        # either the cache was empty, or there is a single query that may see all of it
+        # either the cache was empty, or there is a single query, which attends to all of it
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
         return mixed.transpose(1, 2).flatten(2)
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a LayerNorm and added to what came in."""
+    """Attention and MLP, each with a LayerNorm before it and a residual connection."""
 
     def __init__(self, width: int, heads: int, mlp: int) -> None:
         super().__init__()
@@ -79,34 +79,36 @@ class Block(nn.Module):
         self.mlp_out = nn.Linear(mlp, width)
 
     def forward(
-        self, x: Tensor, seen: Tensor, after: nn.LayerNorm, cache: KeyValueCache | None = None, skip: int = 0
+        self, x: Tensor, normed: Tensor, next_norm: nn.LayerNorm, cache: KeyValueCache | None = None, skip: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """From the stream and `attention_norm` of it to the stream behind this block and its norm for what comes after.
+        """The block's output and `next_norm` of it, from its input x and `attention_norm` of x.
 
-        Places before `skip` are seen by the others and have no result of their own.
+        The first `skip` positions are attended to, but the output leaves them out.
         """
-        mixed = self.attention(seen, cache)
-        x, seen = add_linear_norm(x[:, skip:], self.attention.out, mixed[:, skip:], self.mlp_norm)
-        return add_linear_norm(x, self.mlp_out, gelu_linear(seen, self.mlp_in), after)
+        mixed = self.attention(normed, cache)
+        x, normed = add_linear_norm(x[:, skip:], self.attention.out, mixed[:, skip:], self.mlp_norm)
+        return add_linear_norm(x, self.mlp_out, gelu_linear(normed, self.mlp_in), next_norm)
 
 
 def run_blocks(
     blocks: nn.ModuleList, x: Tensor, last: nn.LayerNorm, cache: KeyValueCache | None = None, skip: int = 0
 ) -> Tensor:
-    """The norm `last` of what the blocks make of embeddings (B, T, d), without the first `skip` places.
+    """The blocks' output for embeddings (B, T, d) after the norm `last`, without the first `skip` positions.
 
-    A sum and the norm of it are one step (`add_linear_norm`), so each block is told which norm comes after it.
+    `add_linear_norm` fuses a residual sum with the norm after it, so each block takes the norm of the next one.
     """
-    x = in_autocast(x)  # what runs through the blocks is in their arithmetic, too
+    x = in_autocast(x)  # the residual stream has the same type as the products
     first, *others = [block.get_submodule("attention_norm") for block in blocks]
-    seen = first(x)
-    for block, after in zip(blocks, [*others, last], strict=True):
-        x, seen = block(x, seen, after, cache, skip if after is last else 0)
-    return seen
+    normed = first(x)
+    for block, next_norm in zip(blocks, [*others, last], strict=True):
+        x, normed = block(x, normed, next_norm, cache, skip if next_norm is last else 0)
+    return normed
 
 
 class Transformer(LanguageModel):
-    """GPT-2 behind a `front`, which subclasses define. Ids below 0 stand for "no token": a zero vector."""
+    """GPT-2 with slots before the window, which subclasses define in `front`. An id below 0 means "no token" and is
+    embedded as a zero vector.
+    """
 
     Config: ClassVar[type[ModelConfig]] = TransformerConfig
     config: TransformerConfig
@@ -129,31 +131,31 @@ class Transformer(LanguageModel):
         raise NotImplementedError
 
     def forward(self, history: Tensor, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits (B, m, V) of the token after each of the window's; with targets, the nats (B, m) they cost.
+        """Logits (B, m', V) of the token after each token of the window; with targets, their loss (B, m') in nats.
 
         Args:
             history: (B, `self.history`) ids before the window, in the order of the text; -1 where there is none.
             tokens: (B, m') ids of the window, m' ≤ m; -1 is padding.
-            targets: (B, m') ids to predict; -1 is not scored and costs 0.
+            targets: (B, m') ids to predict; the loss is 0 where the target is -1.
         """
         x = torch.cat([self.front(history), embed(self.table.weight, tokens)], dim=1)
         hidden = self.hidden(x, skip=self.slots)
         return self.logits(hidden) if targets is None else self.nats(hidden, targets)
 
     def hidden(self, x: Tensor, cache: KeyValueCache | None = None, start: int = 0, skip: int = 0) -> Tensor:
-        """The decoder proper, on embeddings (B, T, d) that stand at places `start` … of the sequence.
+        """The decoder's output for embeddings (B, T, d) at positions `start` … of the sequence.
 
-        The result leaves the first `skip` of them out, and so does the work where they no longer matter.
+        The output leaves out the first `skip` of them; the last block does not compute them.
         """
         x = x + self.positions.weight[start : start + x.shape[1]]
         return run_blocks(self.blocks, x, self.norm, cache, skip)
 
 
 def load_gpt2(model: Transformer, state: dict[str, Tensor]) -> None:
-    """Put the weights of a Hugging Face GPT-2 (its state_dict) into a model of the same sizes with slots = 0."""
+    """Load the weights of a Hugging Face GPT-2 (its state_dict) into a model of the same sizes with slots = 0."""
     state = {name.removeprefix("transformer."): weight for name, weight in state.items()}
-    plain = {"table": "wte", "positions": "wpe", "norm": "ln_f"}
-    inside = {
+    top = {"table": "wte", "positions": "wpe", "norm": "ln_f"}
+    in_block = {
         "attention_norm": "ln_1",
         "attention.query_key_value": "attn.c_attn",
         "attention.out": "attn.c_proj",
@@ -164,16 +166,16 @@ def load_gpt2(model: Transformer, state: dict[str, Tensor]) -> None:
     ours = {}
     for name, parameter in model.state_dict().items():
         module, _, kind = name.rpartition(".")
-        if module in plain:
-            theirs = f"{plain[module]}.{kind}"
+        if module in top:
+            theirs = f"{top[module]}.{kind}"
         else:
-            _, number, place = module.split(".", 2)
-            theirs = f"h.{number}.{inside[place]}.{kind}"
+            _, number, layer = module.split(".", 2)
+            theirs = f"h.{number}.{in_block[layer]}.{kind}"
         if theirs not in state:
             raise UserError(f"the GPT-2 weights have no {theirs!r}; is this a GPT-2 state_dict of these sizes?")
         weight = state[theirs]
-        # GPT-2 keeps its linear layers transposed; the embeddings it does not
-        ours[name] = weight.T if weight.ndim == 2 and module not in plain else weight
+        # GPT-2 stores the weights of its linear layers transposed, but not its embeddings
+        ours[name] = weight.T if weight.ndim == 2 and module not in top else weight
         if ours[name].shape != parameter.shape:
-            raise UserError(f"{theirs!r} is {tuple(ours[name].shape)}, the model wants {tuple(parameter.shape)}")
+            raise UserError(f"{theirs!r} is {tuple(ours[name].shape)}, the model needs {tuple(parameter.shape)}")
     model.load_state_dict(ours)

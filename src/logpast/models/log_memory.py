@@ -1,4 +1,4 @@
-"""The paper's system: the slots are the past, compressed on a logarithmic time axis."""
+"""The paper's model: the slots are the history, compressed on a logarithmic time axis."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from logpast.util.errors import UserError
 
 @dataclass(frozen=True)
 class LogMemoryConfig(TransformerConfig):
-    """GPT-2 with a log-compressed past."""
+    """GPT-2 with a log-compressed history."""
 
     sharpness: float = 100
     """k of the filters: larger is narrower (100, 150 and 200 in the paper)"""
     spacing: float = PAPER_SPACING
     """c: each filter's peak is 1 + c times as far back as the one before (the paper's "0.19" is 2^(1/4) − 1)"""
     first_peak: float = 1.0
-    """how far back the nearest filter peaks, in tokens"""
+    """τ* of the nearest filter, in tokens"""
     kernel: Kernel = "paper"
     """impulse response: paper, isith (exponent k + 1, area 1) or binned (exact mass of the gamma density)"""
     normalize: Normalize = "none"
     """scale of each filter: none (paper), area (weights sum to 1) or peak (largest weight is 1)"""
     reach: float = 1.0
-    """horizon / last peak; 1 cuts all filters off at the last peak, as the paper does"""
+    """horizon / last peak; 1 truncates all filters at the last peak, as the paper does"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.slots:
             try:
-                self.bank  # noqa: B018  building it is the check
+                self.bank  # noqa: B018  the bank checks its settings
             except ValueError as error:
                 raise UserError(f"model.{error}") from None
 

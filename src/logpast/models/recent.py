@@ -1,7 +1,7 @@
-"""The delta control: the slots are the embeddings of the L preceding tokens, as they are.
+"""The delta control: the slots are the embeddings of the last L tokens of the history.
 
-That is a plain GPT with a context of L + m whose loss counts the last m tokens: the strongest form of the control.
-With slots = 0 it is the plain transformer of context m.
+This is a plain GPT with a context of L + m and a loss on the last m tokens, the strongest form of the control.
+With slots = 0 it is the plain transformer with context m.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from logpast.models.decoder import Transformer, TransformerConfig
 
 @dataclass(frozen=True)
 class RecentConfig(TransformerConfig):
-    """GPT-2 whose slots are the preceding tokens: the paper's delta control."""
+    """GPT-2 whose slots are the last tokens of the history: the paper's delta control."""
 
 
 class RecentTransformer(Transformer):

@@ -1,4 +1,4 @@
-"""Every system by the name that recipes and the command line use for it."""
+"""The models by name, as in recipes and on the command line."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ SYSTEMS: dict[str, type[LanguageModel]] = {
 
 
 def known_system(name: str) -> str:
+    """The name, if there is such a model."""
     if name not in SYSTEMS:
         raise UserError(f"unknown model {name!r}; {suggest(name, list(SYSTEMS))}")
     return name
 
 
 def system_of(config: ModelConfig) -> str:
-    """`log_memory`, `recent`, …"""
+    """The name of a config's model: `log_memory`, `recent`, …"""
     return next(name for name, model in SYSTEMS.items() if model.Config is type(config))
 
 
 def build(config: ModelConfig, tokens: int | None = None) -> LanguageModel:
-    """The model of a config. `tokens`, the tokenizer's size, sets a vocabulary that the config leaves open."""
+    """The model of a config. `tokens`, the tokenizer's size, sets the vocabulary if the config does not."""
     if config.vocabulary is None and tokens is not None:
         config = replace(config, vocabulary=-(-tokens // 64) * 64)
     if tokens is not None and config.vocabulary is not None and config.vocabulary < tokens:
@@ -46,10 +47,11 @@ def build(config: ModelConfig, tokens: int | None = None) -> LanguageModel:
 
 
 def config_to_dict(config: ModelConfig) -> dict[str, Any]:
-    """Plain values, with the system's name first: what recipes and checkpoints hold."""
+    """The config as recipes and checkpoints store it: the model's name under `system`, and the fields."""
     return {"system": system_of(config), **asdict(config)}
 
 
 def config_from_dict(values: dict[str, Any]) -> ModelConfig:
+    """The inverse of `config_to_dict`; by default a `log_memory`."""
     system = known_system(values.get("system", "log_memory"))
     return SYSTEMS[system].Config(**{name: value for name, value in values.items() if name != "system"})

@@ -1,1 +1,1 @@
-"""Small helpers that every layer may use: errors, files, progress, environment, validation of settings."""
+"""Helpers that every package may use: errors, files, progress, environment, validation, serialization, precision."""

@@ -1,4 +1,4 @@
-"""What we run on, and at which revision of the code."""
+"""The device and machine that code runs on, and the revision of the code."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import torch
 
 from logpast.util.errors import UserError
 from logpast.version import __version__
+
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def pick_device(name: str) -> torch.device:
@@ -32,7 +34,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Enough to know later on which machine a figure was measured."""
+    """The machine and the versions, to record with a measurement."""
     facts: dict[str, Any] = {
         "device": device.type,
         "name": _processor(),
@@ -49,35 +51,32 @@ def describe(device: torch.device) -> dict[str, Any]:
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-        return names[0]
-    except (OSError, IndexError):
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration, IndexError):
         return platform.processor() or platform.machine()
 
 
 def revision() -> str:
-    """The commit that this code is at, with "+changes" if files differ from it; the version where there is no git.
+    """The commit of this code, with "+changes" if files differ from it; without git, the version.
 
-    A copy without its repository can be told by the environment variable LOGPAST_REVISION.
+    The environment variable LOGPAST_REVISION overrides it, for a copy of the code without its repository.
     """
-    if told := os.environ.get("LOGPAST_REVISION"):
-        return told
-    here = Path(__file__).resolve().parent
+    if given := os.environ.get("LOGPAST_REVISION"):
+        return given
     try:
-        _git(here, "ls-files", "--error-unmatch", "environment.py")  # a copy installed inside some other repository
-        commit = _git(here, "rev-parse", "HEAD")
-        return commit + ("+changes" if _git(here, "status", "--porcelain", "--", ".") else "")
+        _git("ls-files", "--error-unmatch", "util/environment.py")  # fails if installed inside another repository
+        return _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.CalledProcessError):
         return f"version {__version__}"
 
 
 def code_sha256() -> str:
-    """Of this code to the byte: a revision says only that files differ from it."""
+    """Hash of all Python files of the package: two states with "+changes" have the same revision."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).resolve().parent.rglob("*.py")):
+    for file in sorted(PACKAGE.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
-def _git(folder: Path, *words: str) -> str:
-    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=PACKAGE, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there: a kill, a full disk or Ctrl-C must never leave half of one."""
+"""Atomic writes, locks and checks: a kill, a full disk or Ctrl-C never leaves a file or folder half written."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from safetensors import SafetensorError
 
 from logpast.util.errors import DISK_FULL, UserError
 
-UNFINISHED = ".*.unfinished"  # what a kill may leave
-LEFTOVER = "[0-9a-f]" * 8 + ".unfinished"  # how its name ends where nobody will go on with it
-STALE = 7 * 86_400.0  # seconds after which nobody is at work on it any more
-LOCK = "lock"  # in a folder that is worked in, and stays there
+UNFINISHED = ".*.unfinished"  # temporary files and folders, which a kill may leave
+LEFTOVER = "[0-9a-f]" * 8 + ".unfinished"  # the end of the name of one that will not be resumed
+STALE = 7 * 86_400.0  # seconds after which a leftover is no longer in use
+LOCK = "lock"  # the lock file in a folder; it is not removed
 
 
 @contextmanager
-def atomic_folder(place: Path) -> Iterator[Path]:
-    """A folder to build in, moved to `place` when the block is done and all of it is on disk.
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder that is synced to disk and renamed to `target` when the block ends.
 
-    Raises FileExistsError if something else has come to stand there meanwhile; it is left as it is.
+    Raises FileExistsError, and leaves `target` as it is, if it has been created meanwhile.
     """
-    folder = temporary_path(place)
+    folder = temporary_path(target)
     try:
         folder.mkdir(parents=True)
-        for leftover in place.parent.glob(f".{escape(place.name)}.{LEFTOVER}"):
-            with suppress(OSError):  # it may be moved to its place just now
+        for leftover in target.parent.glob(f".{escape(target.name)}.{LEFTOVER}"):
+            with suppress(OSError):  # another process may be renaming it
                 if time.time() - leftover.stat().st_mtime > STALE:
                     shutil.rmtree(leftover)
         yield folder
@@ -45,53 +45,53 @@ def atomic_folder(place: Path) -> Iterator[Path]:
             if path.is_file():
                 path.chmod(mode)
             fsync(path)
-        os.rename(folder, place)
-        fsync(place.parent)
-    except (OSError, SafetensorError) as error:  # the latter of a full disk, too
-        if os.path.lexists(place):
-            raise FileExistsError(place) from error
-        raise UserError(f"cannot write {place}: {_why(error)}") from error
+        os.rename(folder, target)
+        fsync(target.parent)
+    except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
+        if os.path.lexists(target):
+            raise FileExistsError(target) from error
+        raise UserError(f"cannot write {target}: {_reason_and_fix(error)}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def atomic_write(file: Path, content: str | bytes) -> None:
-    """Write a file in one step, in place of any that is there, whose mode is kept; a link stays one."""
+    """Write a file in one step. An existing file is replaced and keeps its mode; a symbolic link is followed."""
     if isinstance(content, str):
-        content = content.encode("utf-8", "replace")  # line breaks as they are; half a surrogate pair has no UTF-8
-    special = file.exists() and not file.is_file()  # /dev/stdout: nothing there could be lost
+        content = content.encode("utf-8", "replace")  # keeps line breaks; a lone surrogate has no UTF-8
+    special = file.exists() and not file.is_file()  # such as /dev/stdout, which has no content to lose
     file = file if special else file.resolve()
-    part = temporary_path(file)
+    temporary = temporary_path(file)
     try:
         if special:
             file.write_bytes(content)
             return
-        part.write_bytes(content)
+        temporary.write_bytes(content)
         if file.exists():
-            shutil.copymode(file, part)
-        fsync(part)
-        os.replace(part, file)
+            shutil.copymode(file, temporary)
+        fsync(temporary)
+        os.replace(temporary, file)
     except OSError as error:
-        raise UserError(f"cannot write {file}: {_why(error)}") from error
+        raise UserError(f"cannot write {file}: {_reason_and_fix(error)}") from error
     finally:
-        with suppress(OSError):  # of a read-only place, whose error has been told
-            part.unlink(missing_ok=True)
+        with suppress(OSError):  # in a read-only folder, whose error was raised above
+            temporary.unlink(missing_ok=True)
 
 
-def _why(error: OSError | SafetensorError) -> str:
-    """With what to do about it."""
-    told = isinstance(error, OSError) and error.errno is not None and error.errno not in DISK_FULL
-    fix = "see who may write there, or choose another place" if told else "make room or choose another place"
-    return f"{getattr(error, 'strerror', None) or error}; {fix}"
+def _reason_and_fix(error: OSError | SafetensorError) -> str:
+    reason = getattr(error, "strerror", None) or str(error)
+    may_be_full = getattr(error, "errno", None) in (None, *DISK_FULL)
+    fix = "make room or choose another place" if may_be_full else "check its permissions or choose another place"
+    return f"{reason}; {fix}"
 
 
-def temporary_path(place: Path, what: str = "") -> Path:
-    """A name beside it that nobody else has; or always the same one, for what is to be gone on with."""
-    return place.with_name(f".{place.name}.{what or secrets.token_hex(4)}.unfinished")
+def temporary_path(target: Path, purpose: str = "") -> Path:
+    """An unused hidden name next to `target`; with a purpose, always the same name, for work that can be resumed."""
+    return target.with_name(f".{target.name}.{purpose or secrets.token_hex(4)}.unfinished")
 
 
 def try_lock(file: IO[Any] | int, wait: bool = False) -> bool:
-    """Lock an open file; False if another process has it. Where a file system knows no locks, nobody is refused."""
+    """Lock an open file; False if another process holds it. On a file system without locks it always succeeds."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -104,7 +104,7 @@ def try_lock(file: IO[Any] | int, wait: bool = False) -> bool:
 
 @contextmanager
 def exclusive_lock(folder: Path, option: str = "--out") -> Iterator[None]:
-    """One process at a time works in a folder; the lock ends with the process, however that ends."""
+    """Let one process at a time work in a folder; the lock ends with the process, however that ends."""
     with (folder / LOCK).open("a+") as file:
         if not try_lock(file):
             file.seek(0)
@@ -118,39 +118,38 @@ def exclusive_lock(folder: Path, option: str = "--out") -> Iterator[None]:
 
 
 def ensure_writable(file: Path) -> None:
-    """See to it that a file can be written there, before the work that it is to hold is done."""
+    """Check that a file can be written, before the work whose result it will hold."""
     if file.is_dir():
         raise UserError(f"{file} is a folder; give the name of a file")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}; choose another place") from None
-    # a file is replaced by another, which is written beside it first; a device or a pipe is not
-    places = [file, file.parent] if file.is_file() else [file] if file.exists() else [file.parent]
-    if not all(os.access(place, os.W_OK) for place in places):
+    # a file is replaced by a new one in its folder; a device or a pipe is written to
+    needed = [file, file.parent] if file.is_file() else [file] if file.exists() else [file.parent]
+    if not all(os.access(path, os.W_OK) for path in needed):
         raise UserError(f"{file} may not be written to; choose another place")
 
 
 def ensure_all_writable(targets: dict[str, Path | str | None]) -> None:
-    """The same for what options name, where "-" is standard output: two must not name one file."""
-    places: dict[Path, str] = {}
+    """`ensure_writable` for the files that options name ("-" is standard output); no two may name the same file."""
+    options: dict[Path, str] = {}
     for option, target in targets.items():
         if target is None:
             continue
-        if (other := places.setdefault(Path(target).resolve(), option)) != option:
+        if (other := options.setdefault(Path(target).resolve(), option)) != option:
             raise UserError(f"{other} and {option} would both be written to {target}; give each its own place")
         if str(target) != "-":
             ensure_writable(Path(target))
 
 
 def remove_folder(folder: Path) -> None:
-    """Take a folder away in one step."""
-    away = folder.rename(temporary_path(folder))
-    shutil.rmtree(away, ignore_errors=True)
+    """Remove a folder in one step: rename it, then delete it."""
+    shutil.rmtree(folder.rename(temporary_path(folder)), ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Clear away what killed processes left half built, or half removed, in a folder that nobody else writes to."""
+    """Delete what killed processes left half written or half removed in a folder that no other process writes to."""
     for leftover in folder.glob(f".*.{LEFTOVER}"):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
@@ -159,7 +158,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def sha256_of(file: Path) -> str:
-    """Of its content, read in pieces: it may be larger than memory."""
+    """Hash of the content, read in blocks: the file may be larger than memory."""
     digest = hashlib.sha256()
     with file.open("rb") as content:
         while block := content.read(1 << 20):
@@ -168,6 +167,7 @@ def sha256_of(file: Path) -> str:
 
 
 def fsync(path: Path) -> None:
+    """Wait until a file or folder is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

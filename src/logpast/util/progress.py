@@ -1,4 +1,4 @@
-"""Progress for whoever is watching: a live bar on a terminal, a line now and then in a log file."""
+"""Progress on standard error: a live bar or table on a terminal, an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -12,48 +12,59 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-QUIET_SECONDS = 10.0  # between two lines where there is no terminal
-QUIET_MINUTE = 60.0  # the same for many jobs, whose beginnings and ends are told anyway
+BAR_SECONDS = 10.0  # between two lines of one job where there is no terminal
+BOARD_SECONDS = 60.0  # the same for several jobs, whose starts and ends are printed anyway
 
 
 class _Console(Console):
-    """Falls silent when whoever read it is gone: the work goes on."""
+    """Prints nothing more when standard error is closed; the work continues."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
 
-class ProgressBar:
-    """Says how far a job is; `update` may be called as often as one likes."""
+class _Lines:
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.printed = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def due(self, seconds: float) -> bool:
+        """Whether the last line that was due is this long ago; if so, one is printed now."""
+        now = time.monotonic()
+        if now - self.printed < seconds:
+            return False
+        self.printed = now
+        return True
+
+
+class ProgressBar(_Lines):
+    """Shows how far a job is; `update` may be called at any rate."""
 
     def __init__(self, title: str, total: int | None, live: Progress | None, console: Console, done: int) -> None:
-        self.title, self.total, self.live, self.console = title, total, live, console
-        self.started = self.spoke = time.monotonic()
-        self.start = done
+        super().__init__(console)
+        self.title, self.total, self.live = title, total, live
+        self.started, self.start = self.printed, done
         self.task = live.add_task(title, total=total, completed=done, note="") if live else None
 
     def update(self, done: int, note: str = "") -> None:
         if self.live and self.task is not None:
             self.live.update(self.task, completed=done, note=note)
-            return
-        now = time.monotonic()
-        if now - self.spoke >= QUIET_SECONDS:
-            self.spoke = now
+        elif self.due(BAR_SECONDS):
             if self.total is None:
                 self.say(f"{self.title} {done:,} {note}")
                 return
-            left = (now - self.started) / max(done - self.start, 1) * (self.total - done)
+            left = (self.printed - self.started) / max(done - self.start, 1) * (self.total - done)
             self.say(f"{self.title} {done:,}/{self.total:,} {note} {format_seconds(left)} left")
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(title: str, total: int | None, done: int = 0, visible: bool = True) -> Iterator[ProgressBar]:
-    """Progress of one job, on standard error, so that standard output stays clean for results."""
-    console = _Console(file=sys.stderr, quiet=not visible, emoji=False)  # wikitext103:train: is no train
+    """Progress of one job, on standard error: standard output is for results."""
+    console = _Console(file=sys.stderr, quiet=not visible, emoji=False)  # or ":train:" in a title becomes a picture
     if not (visible and console.is_terminal):
         yield ProgressBar(title, total, None, console, done)
         return
@@ -65,32 +76,27 @@ def progress_bar(title: str, total: int | None, done: int = 0, visible: bool = T
         yield ProgressBar(title, total, live, console, done)
 
 
-class JobBoard:
-    """Says how far several jobs are that run at the same time."""
+class JobBoard(_Lines):
+    """Shows how far several concurrent jobs are."""
 
     def __init__(self, columns: tuple[str, ...], live: Live | None, console: Console) -> None:
-        self.columns, self.live, self.console = columns, live, console
-        self.spoke = time.monotonic()
+        super().__init__(console)
+        self.columns, self.live = columns, live
 
     def update(self, title: str, rows: list[list[str]]) -> None:
-        """A row is of one job: its name, how far it is, and whatever else the columns say."""
+        """One row per job: its name, how far it is, and the values of the other columns."""
         if self.live:
             table = Table(*self.columns, title=title, title_justify="left", box=None)
             for row in rows:
                 table.add_row(*row)
             self.live.update(table)
-        elif time.monotonic() - self.spoke >= QUIET_MINUTE:
-            self.spoke = time.monotonic()
+        elif self.due(BOARD_SECONDS):
             self.say(f"{title}: " + ", ".join(" ".join(row[:2]) for row in rows))
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def job_board(*columns: str) -> Iterator[JobBoard]:
-    """Progress of several jobs: a live table on a terminal, else a line now and then; on standard error."""
+    """Progress of several jobs, on standard error."""
     console = _Console(file=sys.stderr, emoji=False)
     if not console.is_terminal:
         yield JobBoard(columns, None, console)

@@ -1,4 +1,4 @@
-"""Values as plain data: what JSON can say, and settings one level deep."""
+"""Values as JSON, and nested settings as flat ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def json_safe(value: Any, digits: int | None = None) -> Any:
-    """The same with None in place of what JSON has no word for: infinity, and what is not a number.
+    """The value with None in place of infinity and NaN, which JSON cannot represent.
 
-    Other numbers may be rounded to so many decimals.
+    With `digits`, floats are rounded to that many decimals.
     """
     if isinstance(value, dict):
         return {name: json_safe(part, digits) for name, part in value.items()}
@@ -23,13 +23,13 @@ def json_safe(value: Any, digits: int | None = None) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """JSON to be read by people, too: a list of numbers is a line."""
+    """Indented JSON, with each list of numbers on one line."""
     text = json.dumps(json_safe(value), indent=2, ensure_ascii=False, allow_nan=False)
     return re.sub(r"\[\n[^][{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text)
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{model: {slots: 5}} as {model.slots: 5}; a ValueError where both are given."""
+    """{model: {slots: 5}} as {model.slots: 5}; a ValueError if a key is given in both forms."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         new = flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}

@@ -1,7 +1,6 @@
-"""Types of settings, held to in a notebook as the command line holds to them.
+"""Checks the types of settings that come from Python code, as the command line's parser checks its options.
 
-A misspelt choice that goes unnoticed changes a result without a word, so it is an error, wherever it comes from, and so
-is half a step; a path may be given as a text, and a text as a path.
+A misspelt choice or a fractional number of steps is an error. A path may be given as a string, and the reverse.
 """
 
 from __future__ import annotations
@@ -22,35 +21,35 @@ R = TypeVar("R")
 
 
 def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """A verb whose arguments are settled before it begins."""
+    """Decorator: validate the arguments against their annotations before the call."""
 
     @wraps(function)
-    def settling(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         hints, given = get_type_hints(function), inspect.signature(function).bind(*args, **kwargs)
-        given.arguments.update(
-            {name: validate_value(name, value, hints[name]) for name, value in given.arguments.items()}
-        )
+        for name, value in given.arguments.items():
+            given.arguments[name] = validate_value(name, value, hints[name])
         return function(*given.args, **given.kwargs)
 
-    return settling
+    return wrapper
 
 
-def validate_fields(config: Any, before: str = "") -> None:
-    """The same for the fields of a frozen dataclass, in its __post_init__; `before` stands before a field's name."""
+def validate_fields(config: Any, prefix: str = "") -> None:
+    """Validate the fields of a frozen dataclass in its __post_init__; messages put `prefix` before a field's name."""
     hints = get_type_hints(type(config))
     for each in fields(config):
-        value = validate_value(before + each.name, getattr(config, each.name), hints[each.name])
+        value = validate_value(prefix + each.name, getattr(config, each.name), hints[each.name])
         object.__setattr__(config, each.name, value)
 
 
 def validate_value(name: str, value: Any, kind: Any) -> Any:
-    """A setting of this type: a text is one of its choices, a path, a list of one, or wrong; a number is whole where
-    it must be; all else is as it is, where there is more than choices.
+    """The value, converted to the type `kind`: a string to a Path or a list of one, a path to a string, 5.0 to 5.
+
+    Only None, strings, choices and whole numbers are checked; other values are returned as they are.
     """
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if value is None and type(None) not in kinds and Any not in kinds:
         raise UserError(f"{name} is empty; give it a value, or leave it out")
-    if getattr(value, "shape", None) == ():  # a number of NumPy's or torch's
+    if getattr(value, "shape", None) == ():  # a scalar of NumPy or PyTorch
         value = value.item()
     number = isinstance(value, Real) and not isinstance(value, bool)
     if isinstance(value, Path) and Path not in kinds:
@@ -71,9 +70,6 @@ def validate_value(name: str, value: Any, kind: Any) -> Any:
         return Path(value)
     if list[str] in kinds:
         return [value]
-    instead = suggest(str(value), choices) if choices else f"it is no text, but {_named(kinds)}"
-    raise UserError(f"{name} cannot be {value!r}; {instead}")
-
-
-def _named(kinds: tuple[Any, ...]) -> str:
-    return " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None))
+    names = " or ".join(getattr(each, "__name__", str(each)) for each in others)
+    fix = suggest(str(value), choices) if choices else f"it must be {names}, not a string"
+    raise UserError(f"{name} cannot be {value!r}; {fix}")

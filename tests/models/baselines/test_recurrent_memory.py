@@ -1,4 +1,4 @@
-"""Recurrent memory, alone and with Transformer-XL's cache: what it sees, how far it reaches, what its loss teaches."""
+"""Recurrent memory, alone and with Transformer-XL's cache: attention, dependence on the past, gradients."""
 
 import math
 from collections.abc import Callable
@@ -23,27 +23,19 @@ from logpast.models.baselines.recurrent_memory import (
 )
 from logpast.models.baselines.transformer_xl import sinusoids
 from logpast.util.errors import UserError
+from models import helpers
+from models.helpers import large
 
 WINDOW, MEMORY = 8, 3
-SIZES = {"window": WINDOW, "layers": 2, "heads": 2, "width": 16, "vocabulary": 31, "memory_tokens": MEMORY}
-
-
-def with_large_weights(model: Recurrent) -> Recurrent:
-    """Larger weights than at initialisation, so that nothing hides behind being small."""
-    model = model.double()
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return model
+SIZES = helpers.SIZES | {"window": WINDOW, "memory_tokens": MEMORY}
 
 
 def alone(**sizes: int) -> Recurrent:
-    return with_large_weights(RecurrentMemoryTransformer(RecurrentMemoryConfig(**SIZES | sizes)))
+    return large(RecurrentMemoryConfig(**SIZES | sizes))
 
 
 def with_cache(**sizes: int) -> Recurrent:
-    sizes = SIZES | {"memory": WINDOW} | sizes
-    return with_large_weights(TransformerXLRecurrentMemory(TransformerXLRecurrentMemoryConfig(**sizes)))
+    return large(TransformerXLRecurrentMemoryConfig(**SIZES | {"memory": WINDOW} | sizes))
 
 
 Make = Callable[..., Recurrent]
@@ -51,7 +43,7 @@ BOTH = pytest.mark.parametrize("make", [alone, with_cache])
 
 
 def text_of(segments: int, batch: int = 1, seed: int = 0) -> Tensor:
-    """Ids below 30, so that a test has one that is nowhere else."""
+    """Ids below 30; tests use 30 for a token that occurs nowhere else."""
     return torch.randint(30, (batch, segments * WINDOW + 1), generator=torch.Generator().manual_seed(seed))
 
 
@@ -71,13 +63,13 @@ def nats_of(model: Recurrent, text: Tensor, fresh: Tensor | None = None) -> Tens
     return nats
 
 
-def changed(text: Tensor, place: int) -> Tensor:
+def changed(text: Tensor, position: int) -> Tensor:
     other = text.clone()
-    other[:, place] = (other[:, place] + 1) % 30
+    other[:, position] = (other[:, position] + 1) % 30
     return other
 
 
-# What one segment is, in loops
+# One segment, in loops: the reference
 
 
 def by_head(rows: Tensor, heads: int) -> Tensor:
@@ -85,7 +77,7 @@ def by_head(rows: Tensor, heads: int) -> Tensor:
 
 
 def naive_attention(attention: nn.Module, biases: Tensor | None, rows: Tensor, i: int, seen: list[int]) -> Tensor:
-    """What place i takes from the places that it sees, score by score."""
+    """The attention of position i to the positions `seen`, score by score."""
     heads = attention.heads
     if biases is None:
         queries, keys, values = (by_head(part, heads) for part in attention.query_key_value(rows).chunk(3, dim=-1))
@@ -115,29 +107,29 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def naive_segment(model: Recurrent, x: Tensor, cache: list[Tensor], length: int) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(tokens' results, next memory, each layer's inputs) from memory, tokens and memory (P, d) behind a cache."""
+    """(output of the tokens, next memory, each layer's inputs) for memory, tokens and memory (P, d) after a cache."""
     biases = getattr(model, "biases", None)
     end, held, inputs = MEMORY + length, len(cache[0]), []
     for block, past in zip(model.blocks, cache, strict=True):
         inputs.append(x)
-        rows, made = block.attention_norm(torch.cat([past, x])), []
-        for place in range(len(x)):
-            if place < MEMORY:
-                seen = [held + j for j in range(MEMORY)]  # reading places see each other
-            elif place < end:
-                seen = [*range(held), *(held + j for j in range(place + 1))]  # tokens: the cache and up to themselves
+        rows, outputs = block.attention_norm(torch.cat([past, x])), []
+        for position in range(len(x)):
+            if position < MEMORY:
+                seen = [held + j for j in range(MEMORY)]  # the first memory positions see each other
+            elif position < end:
+                seen = [*range(held), *(held + j for j in range(position + 1))]  # tokens: the cache, up to themselves
             else:
-                seen = [held + j for j in range(len(x))]  # writing places: all of the segment
-            y = x[place] + naive_attention(block.attention, biases, rows, held + place, seen)
-            made.append(y + block.mlp_out(gelu(block.mlp_in(block.mlp_norm(y)))))
-        x = torch.stack(made)
+                seen = [held + j for j in range(len(x))]  # the last memory positions: the whole segment
+            y = x[position] + naive_attention(block.attention, biases, rows, held + position, seen)
+            outputs.append(y + block.mlp_out(gelu(block.mlp_in(block.mlp_norm(y)))))
+        x = torch.stack(outputs)
     hidden = model.norm(x)
     return hidden[MEMORY:end], hidden[end:], inputs
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("length", [WINDOW, 3, 1])
-def test_a_segment_is_what_the_paper_writes(length: int) -> None:
+def test_a_segment_equals_the_loop(length: int) -> None:
     model = alone()
     tokens, memory = text_of(1)[0, :length], torch.randn(MEMORY, 16).double()
     hidden, after, _ = model.segment(tokens[None], {"memory_tokens": memory[None]})
@@ -152,14 +144,14 @@ def test_a_segment_is_what_the_paper_writes(length: int) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("length", [WINDOW, 3])
-def test_so_is_a_segment_with_a_cache(length: int) -> None:
+def test_a_segment_with_a_cache_equals_the_loop(length: int) -> None:
     model = with_cache(memory=5)
     tokens, memory = text_of(1)[0, :length], torch.randn(MEMORY, 16).double()
     held = torch.randn(1, 2, 5, 16).double()
     state = {"memory": held, "filled": torch.tensor([4]), "memory_tokens": memory[None]}
     hidden, after, _ = model.segment(tokens[None], state)
     rows = torch.cat([memory, model.table.weight[tokens], memory])
-    cache = [held[0, layer, 1:] for layer in range(2)]  # one place of five is not filled yet
+    cache = [held[0, layer, 1:] for layer in range(2)]  # one position of five is not filled yet
     expected, written, inputs = naive_segment(model, rows, cache, length)
     torch.testing.assert_close(hidden[0], expected)
     torch.testing.assert_close(after["memory_tokens"][0], written)
@@ -169,20 +161,20 @@ def test_so_is_a_segment_with_a_cache(length: int) -> None:
     assert after["filled"].tolist() == [5]
 
 
-# What depends on what
+# What the output depends on
 
 
 @BOTH
-def test_nothing_after_a_token_moves_it(make: Make) -> None:
+def test_a_token_changes_no_nats_before_it(make: Make) -> None:
     model, text = make(), text_of(3)
-    for place in (5, 8, 13, 23):
-        difference = (nats_of(model, text) - nats_of(model, changed(text, place))).flatten()
-        assert (difference[: place - 1] == 0).all()
-        assert (difference[place - 1 :] != 0).all()  # from where it is the target, and in all segments after its own
+    for position in (5, 8, 13, 23):
+        difference = (nats_of(model, text) - nats_of(model, changed(text, position))).flatten()
+        assert (difference[: position - 1] == 0).all()
+        assert (difference[position - 1 :] != 0).all()  # from where it is the target, in all later segments
 
 
 @torch.no_grad()
-def test_tokens_do_not_see_what_is_written() -> None:
+def test_tokens_do_not_attend_to_the_memory_after_them() -> None:
     model, tokens = alone(), text_of(1)[:, :-1]
     hidden, after, _ = model.segment(tokens, model.start(1))
     model.positions.weight[MEMORY + WINDOW :] *= -1
@@ -192,7 +184,7 @@ def test_tokens_do_not_see_what_is_written() -> None:
 
 
 @BOTH
-def test_one_vector_carries_a_token_and_a_fresh_segment_forgets_it(make: Make) -> None:
+def test_one_memory_token_carries_information_and_a_fresh_segment_ignores_it(make: Make) -> None:
     model, text = make(memory_tokens=1), text_of(2)
     other = changed(text, 3)
     assert ((nats_of(model, text) - nats_of(model, other))[0, 1].abs() > 1e-9).all()
@@ -201,7 +193,7 @@ def test_one_vector_carries_a_token_and_a_fresh_segment_forgets_it(make: Make) -
     torch.testing.assert_close(nats_of(model, text, fresh)[:, 1:], nats_of(model, text[:, WINDOW:]))
 
 
-def test_one_lane_forgets_and_its_neighbour_does_not() -> None:
+def test_a_fresh_segment_resets_only_its_own_row() -> None:
     for model in (alone(), with_cache()):
         text = text_of(2, batch=2)
         together = nats_of(model, text, torch.tensor([[True, False], [True, True]]))
@@ -211,26 +203,26 @@ def test_one_lane_forgets_and_its_neighbour_does_not() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("layers", [1, 2])
-def test_the_cache_reaches_a_memory_a_layer_and_the_memory_tokens_without_end(layers: int) -> None:
-    """Each way is tried alone by putting the other back to its beginning before every segment."""
+def test_the_cache_reaches_one_memory_per_layer_and_memory_tokens_any_distance(layers: int) -> None:
+    """Each is tested alone: the other is reset before every segment."""
     model, text = with_cache(layers=layers), text_of(6)
 
     def hidden(text: Tensor, cut: tuple[str, ...]) -> Tensor:
-        made, state = [], model.start(1)
+        outputs, state = [], model.start(1)
         for segment in in_segments(text)[0].unbind(1):
             state |= {name: value for name, value in model.start(1).items() if name in cut}
             result, state, _ = model.segment(segment, state)
-            made.append(result[0])
-        return torch.stack(made)
+            outputs.append(result[0])
+        return torch.stack(outputs)
 
     for cut, reach in ((), 6), (("memory", "filled"), 6), (("memory_tokens",), layers):
         difference = hidden(text, cut) - hidden(changed(text, WINDOW + 7), cut)
-        moved = (difference.abs() > 1e-9).flatten(1).any(dim=1).tolist()
-        assert moved == [1 <= number <= 1 + reach for number in range(6)], cut
+        differs = (difference.abs() > 1e-9).flatten(1).any(dim=1).tolist()
+        assert differs == [1 <= number <= 1 + reach for number in range(6)], cut
 
 
 @BOTH
-def test_a_short_segment_is_the_beginning_of_a_full_one(make: Make) -> None:
+def test_a_short_segment_gives_the_first_outputs_of_a_full_one(make: Make) -> None:
     model, text = make(), text_of(2)
     _, state, _ = model.segment(text[:, :WINDOW], model.start(1))
     tokens = text[:, WINDOW : 2 * WINDOW]
@@ -255,34 +247,34 @@ def test_the_state_keeps_its_shape_and_type(make: Make) -> None:
 
 
 @BOTH
-def test_autocast_runs_the_blocks_and_leaves_the_state(make: Make) -> None:
-    model, text, seen = make().float(), text_of(2, batch=2), []
+def test_autocast_applies_to_the_blocks_but_not_to_the_state(make: Make) -> None:
+    model, text, dtypes = make().float(), text_of(2, batch=2), []
     exact = nats_of(model, text)
     for block in model.blocks:
         block.register_forward_hook(
-            lambda block, given, made: seen.append((made[0] if isinstance(made, tuple) else made).dtype)
+            lambda block, given, output: dtypes.append((output[0] if isinstance(output, tuple) else output).dtype)
         )
     with torch.autocast("cpu", torch.bfloat16):
         _, state, _ = model.segment(text[:, :WINDOW], model.start(2))
         rough = nats_of(model, text)
-    assert set(seen) == {torch.bfloat16}
+    assert set(dtypes) == {torch.bfloat16}
     assert all(value.dtype in (torch.float32, torch.int64) for value in state.values())
     assert (rough - exact).abs().mean() < 0.05 * exact.mean()
 
 
-# What a loss teaches
+# Gradients
 
 
 @pytest.fixture
 def inputs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recurrent], Tensor]:
-    """A table for what is read alone: the model's own is also the head, where every row is taught."""
+    """A table for the inputs only: the model's own is also the head, where every row has a gradient."""
 
-    def apart(model: Recurrent) -> Tensor:
+    def separate_table(model: Recurrent) -> Tensor:
         table = model.table.weight.detach().clone().requires_grad_()
         monkeypatch.setattr(recurrent_memory, "embed", lambda _, ids: embed(table, ids))
         return table
 
-    return apart
+    return separate_table
 
 
 def once_in_the_first_segment() -> Tensor:
@@ -292,7 +284,9 @@ def once_in_the_first_segment() -> Tensor:
 
 
 @BOTH
-def test_a_loss_teaches_a_token_two_segments_before(make: Make, inputs: Callable[[Recurrent], Tensor]) -> None:
+def test_a_loss_has_a_gradient_for_a_token_two_segments_before(
+    make: Make, inputs: Callable[[Recurrent], Tensor]
+) -> None:
     model, text = make(segments=3), once_in_the_first_segment()
     table = inputs(model)
     (gradient,) = torch.autograd.grad(nats_of(model, text)[0, 2].sum(), table)
@@ -301,7 +295,9 @@ def test_a_loss_teaches_a_token_two_segments_before(make: Make, inputs: Callable
 
 @BOTH
 @pytest.mark.parametrize("cut", [1, 2])
-def test_and_none_before_the_step(make: Make, cut: int, inputs: Callable[[Recurrent], Tensor]) -> None:
+def test_a_loss_has_no_gradient_for_a_token_of_an_earlier_call(
+    make: Make, cut: int, inputs: Callable[[Recurrent], Tensor]
+) -> None:
     model = make(segments=3)
     table = inputs(model)
     tokens, targets, fresh = in_segments(once_in_the_first_segment())
@@ -313,7 +309,7 @@ def test_and_none_before_the_step(make: Make, cut: int, inputs: Callable[[Recurr
     assert gradient[tokens[0, 2, 0]].abs().sum() > 0
 
 
-def test_the_gradient_through_the_memory_is_the_slope(inputs: Callable[[Recurrent], Tensor]) -> None:
+def test_the_gradient_through_the_memory_equals_finite_differences(inputs: Callable[[Recurrent], Tensor]) -> None:
     model, text = alone(segments=3), once_in_the_first_segment()
     table = inputs(model)
     (gradient,) = torch.autograd.grad(nats_of(model, text)[0, 2].sum(), table)
@@ -326,7 +322,7 @@ def test_the_gradient_through_the_memory_is_the_slope(inputs: Callable[[Recurren
     torch.testing.assert_close(gradient[30] @ direction, (sides[0] - sides[1]) / 2e-5, rtol=1e-6, atol=1e-9)
 
 
-def test_the_cache_teaches_nothing(inputs: Callable[[Recurrent], Tensor]) -> None:
+def test_the_cache_has_no_gradient(inputs: Callable[[Recurrent], Tensor]) -> None:
     model, text = with_cache(), once_in_the_first_segment()
     table = inputs(model)
     _, state, _ = model.segment(text[:, :WINDOW], model.start(1))
@@ -338,7 +334,7 @@ def test_the_cache_teaches_nothing(inputs: Callable[[Recurrent], Tensor]) -> Non
 
 
 @BOTH
-def test_the_first_memory_is_taught_where_a_stream_begins_and_only_there(make: Make) -> None:
+def test_the_first_memory_has_a_gradient_only_where_a_text_begins(make: Make) -> None:
     model = make()
     tokens, targets, fresh = in_segments(text_of(2, batch=2))
     carried: State = {name: torch.ones_like(value) for name, value in model.start(2).items()}
@@ -351,14 +347,14 @@ def test_the_first_memory_is_taught_where_a_stream_begins_and_only_there(make: M
 
 
 @BOTH
-def test_every_weight_is_taught(make: Make) -> None:
+def test_every_parameter_has_a_gradient(make: Make) -> None:
     model = make()
     nats_of(model, text_of(2, batch=2)).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         assert parameter.grad.abs().sum() > 0, name
     if make is alone:
-        assert (model.positions.weight.grad.abs().sum(dim=1) > 0).all()  # the writing places' too
+        assert (model.positions.weight.grad.abs().sum(dim=1) > 0).all()  # also of the last memory positions
 
 
 @pytest.mark.parametrize(
@@ -368,16 +364,16 @@ def test_every_weight_is_taught(make: Make) -> None:
         (TransformerXLRecurrentMemory, partial(TransformerXLRecurrentMemoryConfig, memory=2)),
     ],
 )
-def test_memory_learns_what_only_it_can_tell(system: Make, config: Callable[..., Any]) -> None:
-    """The third segment asks for the first token of the first one: one of eight, by chance log 8 nats.
+def test_training_uses_the_memory(system: Make, config: Callable[..., Any]) -> None:
+    """A target in the third segment is the first token of the first one, one of eight: log 8 nats by chance.
 
-    One layer with a cache of one segment reaches back to the second only.
+    One layer with a cache of one segment reaches back only to the second.
     """
     torch.manual_seed(0)
     model = system(config(window=2, layers=1, heads=2, width=32, vocabulary=16, memory_tokens=2))
     for parameter in model.parameters():
         if parameter.ndim == 2:
-            nn.init.normal_(parameter, std=0.1)  # at this width what 0.02 is at GPT-2's
+            nn.init.normal_(parameter, std=0.1)  # corresponds to 0.02 at GPT-2's width
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     fresh = torch.tensor([[True, False, False]]).expand(32, -1)
     for _ in range(150):
@@ -407,7 +403,7 @@ def test_nats_do_not_depend_on_the_batch(make: Make, streams: str) -> None:
     np.testing.assert_allclose(one[:48], nats_of(model, text).flatten().detach().numpy(), rtol=1e-9)
 
 
-def test_scoring_may_cache_more() -> None:
+def test_memory_when_scoring_may_be_longer() -> None:
     random = np.random.default_rng(0)
     store = TokenStore.in_memory([random.integers(0, 30, 100)], 31, 30)
     longer = with_cache(memory_when_scoring=24)
@@ -424,7 +420,9 @@ def test_scoring_may_cache_more() -> None:
         (TransformerXLRecurrentMemory, TransformerXLRecurrentMemoryConfig(vocabulary=50304, mlp=2688)),
     ],
 )
-def test_standard_size(system: type, config: RecurrentMemoryConfig | TransformerXLRecurrentMemoryConfig) -> None:
+def test_standard_sizes_have_the_expected_number_of_parameters(
+    system: type, config: RecurrentMemoryConfig | TransformerXLRecurrentMemoryConfig
+) -> None:
     with torch.device("meta"):
         model = system(config)
     assert abs(model.parameter_count() / 123.9e6 - 1) < 0.02
@@ -432,7 +430,7 @@ def test_standard_size(system: type, config: RecurrentMemoryConfig | Transformer
     assert config.memory_tokens == 10
 
 
-def test_initialisation_is_gpt2s() -> None:
+def test_initial_weights_are_gpt2s() -> None:
     torch.manual_seed(0)
     sizes = {"window": 40, "layers": 8, "heads": 4, "width": 256, "vocabulary": 2000, "memory_tokens": 10}
     for model in (
@@ -451,18 +449,17 @@ def test_initialisation_is_gpt2s() -> None:
 @pytest.mark.parametrize("config", [RecurrentMemoryConfig, TransformerXLRecurrentMemoryConfig])
 @pytest.mark.parametrize(("name", "value"), [("memory_tokens", 0), ("segments", 0), ("window", 0), ("mlp", 0)])
 def test_illegal_sizes_are_refused_by_name(config: type, name: str, value: int) -> None:
-    with pytest.raises(UserError, match=rf"model\.{name} must be at least 1, got {value}"):
+    with pytest.raises(UserError, match=rf"model\.{name}"):
         config(**SIZES | {name: value})
 
 
 @pytest.mark.parametrize("name", ["memory", "memory_when_scoring"])
 def test_an_illegal_cache_is_refused_by_name(name: str) -> None:
-    with pytest.raises(UserError, match=rf"model\.{name} must be at least 0"):
+    with pytest.raises(UserError, match=rf"model\.{name}"):
         TransformerXLRecurrentMemoryConfig(**SIZES | {name: -1})
 
 
-def test_a_cache_fills_with_tokens_alone() -> None:
-    """What the memory tokens add to a segment is no part of it."""
+def test_only_tokens_fill_the_cache() -> None:
     sizes = {"window": 4, "layers": 1, "heads": 2, "width": 8, "vocabulary": 16}
     model = TransformerXLRecurrentMemory(TransformerXLRecurrentMemoryConfig(memory=10, memory_tokens=2, **sizes))
     state = model.start(1)

@@ -1,4 +1,4 @@
-"""The time-local transformer: its timeline has the stated filters, and its two forms are one system."""
+"""The time-local transformer: its timeline has the stated filters, and its two forms agree."""
 
 import math
 from itertools import pairwise
@@ -14,19 +14,16 @@ from logpast.evaluation.scoring import score
 from logpast.filters import impulse_response
 from logpast.models.baselines.time_local import CHUNK, Timeline, TimeLocalConfig, TimeLocalTransformer
 from logpast.util.errors import UserError
+from models import helpers
+from models.helpers import changed, large
 
-SIZES = {"window": 8, "layers": 2, "heads": 2, "width": 16, "vocabulary": 31, "slots": 6, "spacing": 1.0}
-LONG = 2 * CHUNK + 6  # a text of three pieces
+SIZES = helpers.SIZES | {"slots": 6, "spacing": 1.0}
+LONG = 2 * CHUNK + 6  # a text of three chunks
 SHARPNESS = pytest.mark.parametrize("sharpness", [1, 4, 8])
 
 
 def model_of(**sizes: float) -> TimeLocalTransformer:
-    """Larger weights than at initialisation, so that nothing hides behind being small."""
-    torch.manual_seed(0)
-    model = TimeLocalTransformer(TimeLocalConfig(**SIZES | sizes)).double()  # type: ignore[arg-type]
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return model
+    return large(TimeLocalConfig(**SIZES | sizes))
 
 
 def text_of(batch: int, length: int, tokens: int = 31) -> Tensor:
@@ -34,7 +31,7 @@ def text_of(batch: int, length: int, tokens: int = 31) -> Tensor:
 
 
 def hidden_of(model: TimeLocalTransformer, text: Tensor, cuts: list[int]) -> tuple[Tensor, Tensor]:
-    """What the decoder makes of a text read in segments of these lengths, and the integrators after it."""
+    """The decoder's output for a text in segments of these lengths, and the integrators after it."""
     state, hidden = model.start(len(text)), []
     for segment in text.split(cuts, dim=1):
         made, state, extra = model.segment(segment, state)
@@ -45,7 +42,7 @@ def hidden_of(model: TimeLocalTransformer, text: Tensor, cuts: list[int]) -> tup
 
 
 def nats_of(model: TimeLocalTransformer, text: Tensor, segment: int, fresh: list[bool] | None = None) -> Tensor:
-    """The nats (B, n·m) of a text (B, n·m + 1) read in segments of this length."""
+    """The nats (B, n·m) of a text (B, n·m + 1) in segments of this length."""
     tokens, targets = (part.unflatten(1, (-1, segment)) for part in (text[:, :-1], text[:, 1:]))
     new = torch.tensor(fresh or [True] + [False] * (tokens.shape[1] - 1)).expand(tokens.shape[:2])
     nats, _, extra = model(tokens, targets, new, model.start(len(text)))
@@ -54,7 +51,7 @@ def nats_of(model: TimeLocalTransformer, text: Tensor, segment: int, fresh: list
 
 
 def responses(config: TimeLocalConfig, length: int) -> Tensor:
-    """(L, length): each entry 1, 2, … tokens after an impulse, by the recurrence one token at a time."""
+    """(L, length): each entry 1, 2, … tokens after an impulse, from the recurrence."""
     timeline = Timeline(config).double()
     past = torch.zeros(1, config.slots, config.sharpness + 1, 1).double()
     entries = []
@@ -65,7 +62,7 @@ def responses(config: TimeLocalConfig, length: int) -> Tensor:
 
 
 @SHARPNESS
-def test_the_impulse_response_is_the_filter_banks(sharpness: int) -> None:
+def test_the_impulse_response_is_that_of_the_filter_bank(sharpness: int) -> None:
     config = TimeLocalConfig(slots=12, sharpness=sharpness, spacing=0.5)  # the last peak at 86.5
     ours, lags = responses(config, 1500), np.arange(1, 1501, dtype=np.float64)
     bank = torch.from_numpy(impulse_response(lags, config.peaks, sharpness))
@@ -73,16 +70,16 @@ def test_the_impulse_response_is_the_filter_banks(sharpness: int) -> None:
 
 
 @SHARPNESS
-def test_peaks_are_spaced_logarithmically_and_widths_follow(sharpness: int) -> None:
+def test_peaks_are_logarithmically_spaced_with_proportional_widths(sharpness: int) -> None:
     config = TimeLocalConfig(slots=12, sharpness=sharpness, spacing=0.5)
     ours, peaks = responses(config, 800), 1.5 ** torch.arange(12)
     assert ((ours.argmax(dim=1) + 1 - peaks).abs() < 1).all()  # one of the whole lags on either side
     width = (ours > ours.amax(dim=1, keepdim=True) / 2).sum(dim=1)[4:] / peaks[4:]  # full, at half maximum
-    assert ((width - width[-1]).abs() < 2 / peaks[4:] + 2 / peaks[-1]).all()  # each end falls between two lags
+    assert ((width - width[-1]).abs() < 2 / peaks[4:] + 2 / peaks[-1]).all()  # rounded to whole lags at both ends
 
 
 @SHARPNESS
-def test_neighbours_are_one_shape_stretched(sharpness: int) -> None:
+def test_filters_have_the_same_shape_stretched(sharpness: int) -> None:
     ours = responses(TimeLocalConfig(slots=8, sharpness=sharpness, spacing=1.0), 400)
     ours = ours / ours[torch.arange(8), 2 ** torch.arange(8) - 1].unsqueeze(1)  # 1 at their peaks 1, 2, 4, …
     for near, far in pairwise(ours):
@@ -93,8 +90,8 @@ def test_thirty_slots_reach_thousands_of_tokens() -> None:
     assert 4000 < TimeLocalConfig().peaks[-1] < 4300
 
 
-def test_far_entries_are_not_lost_in_layer_norms_epsilon() -> None:
-    """Unrelated inputs come out of every filter as large as they went in, if there were enough of them."""
+def test_entries_of_unrelated_inputs_are_as_large_as_the_inputs() -> None:
+    """Otherwise LayerNorm's epsilon would dominate far entries."""
     torch.manual_seed(0)
     timeline = Timeline(TimeLocalConfig(slots=20))  # the last peak at 236
     past = torch.zeros(1, 20, 5, 512)
@@ -104,7 +101,7 @@ def test_far_entries_are_not_lost_in_layer_norms_epsilon() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 11])
-def test_a_layer_is_the_definition(length: int) -> None:
+def test_a_layer_equals_a_loop_over_the_definition(length: int) -> None:
     """Entries summed lag by lag, LayerNorm, keys and values for each, attention to the token and them."""
     model = model_of(layers=1, heads=2)
     block, config, text = model.blocks[0], model.config, text_of(2, 9 + length)
@@ -130,7 +127,7 @@ def test_a_layer_is_the_definition(length: int) -> None:
 
 
 @SHARPNESS
-def test_parallel_is_recurrent_with_its_gradients(sharpness: int) -> None:
+def test_the_parallel_form_equals_the_recurrence_with_gradients(sharpness: int) -> None:
     model, text = model_of(sharpness=sharpness, window=LONG), text_of(2, LONG)
     results = []
     for cuts in ([LONG], [1] * LONG):
@@ -147,48 +144,45 @@ def test_parallel_is_recurrent_with_its_gradients(sharpness: int) -> None:
 @pytest.mark.parametrize(
     "cuts", [[1] * LONG, [LONG - 1, 1], [1, LONG - 1], [CHUNK, CHUNK, 6], [CHUNK - 1, 2, CHUNK + 5]]
 )
-def test_no_cut_into_segments_matters(cuts: list[int]) -> None:
+def test_nats_do_not_depend_on_the_segments(cuts: list[int]) -> None:
     model, text = model_of(), text_of(2, LONG + 1)
     whole, cut = (model.nats(hidden_of(model, text[:, :-1], each)[0], text[:, 1:]) for each in ([LONG], cuts))
     torch.testing.assert_close(cut, whole, atol=1e-11, rtol=1e-11)
 
 
-def test_the_state_is_as_large_after_any_segment() -> None:
+def test_the_state_has_the_same_size_after_any_segment() -> None:
     model = model_of(sharpness=3)
     for length in (1, 5, 100):
         assert hidden_of(model, text_of(2, length), [length])[1].shape == (2, 2, 6, 4, 16)
-    state = 4 * 2 * 6 * 4 * 16  # bytes of float32; no key or value of a token is seen again
+    state = 4 * 2 * 6 * 4 * 16  # bytes of float32; no keys and values are kept
     assert TimeLocalTransformer(model.config).state_bytes == state
     assert model.attention_length == 7
 
 
-def test_nothing_after_a_token_moves_it() -> None:
+def test_a_token_changes_no_nats_before_it() -> None:
     model, text = model_of(), text_of(1, LONG + 1)
-    for place in (13, CHUNK, LONG - 3):
-        other = text.clone()
-        other[0, place] = (other[0, place] + 1) % 31
-        difference = (nats_of(model, text, LONG) - nats_of(model, other, LONG)).flatten()
-        assert (difference[: place - 1] == 0).all()
-        assert (difference[place - 1 :] != 0).all()
+    for position in (13, CHUNK, LONG - 3):
+        difference = (nats_of(model, text, LONG) - nats_of(model, changed(text, position), LONG)).flatten()
+        assert (difference[: position - 1] == 0).all()
+        assert (difference[position - 1 :] != 0).all()
 
 
-def test_a_distant_token_is_felt_and_fades() -> None:
+def test_the_effect_of_a_token_fades_beyond_the_last_peak() -> None:
     model = model_of(layers=1, slots=7, window=50)  # peaks at 1, 2, … 64
     text = text_of(1, 2000)
     text[:, -1] = 0
     last = hidden_of(model, text, [50] * 40)[0][0, -1]
-    felt = {}
+    effect = {}
     for lag in (1, 10, 64, 130, 300, 640, 1900):
-        other = text.clone()
-        other[0, -1 - lag] = (other[0, -1 - lag] + 1) % 31
-        felt[lag] = (hidden_of(model, other, [50] * 40)[0][0, -1] - last).abs().max().item()
-    assert min(felt[lag] for lag in (1, 10, 64, 130)) > 1e-4
-    assert 1e-4 > felt[300] > 1e-9
-    assert 1e-9 > felt[640]
-    assert felt[1900] < 1e-14
+        other = hidden_of(model, changed(text, -1 - lag), [50] * 40)[0][0, -1]
+        effect[lag] = (other - last).abs().max().item()
+    assert min(effect[lag] for lag in (1, 10, 64, 130)) > 1e-4
+    assert 1e-4 > effect[300] > 1e-9
+    assert 1e-9 > effect[640]
+    assert effect[1900] < 1e-14
 
 
-def test_a_fresh_segment_forgets() -> None:
+def test_a_fresh_segment_ignores_the_state() -> None:
     model, text = model_of(), text_of(2, 25)
     alone = nats_of(model, text[:, 8:17], 8)
     torch.testing.assert_close(nats_of(model, text, 8, [True, True, False])[:, 8:16], alone)
@@ -196,8 +190,8 @@ def test_a_fresh_segment_forgets() -> None:
 
 
 @pytest.mark.parametrize("segment", [1, 8])
-def test_padding_leaves_no_trace(segment: int) -> None:
-    """Before a stream it changes nothing; after it, time passes and no more, and what was before is untouched."""
+def test_padding_is_no_input(segment: int) -> None:
+    """Before a text it changes nothing. After a text it only lets time pass."""
     model, text = model_of(), text_of(2, 16)
     hidden, after = hidden_of(model, text, [segment] * (16 // segment))
     padding = torch.full((2, 8), -1)
@@ -206,11 +200,11 @@ def test_padding_leaves_no_trace(segment: int) -> None:
     torch.testing.assert_close(late_after, after)
     early, early_after = hidden_of(model, torch.cat([text, padding], dim=1), [segment] * (24 // segment))
     torch.testing.assert_close(early[:, :16], hidden)
-    torch.testing.assert_close(early_after, torch.einsum("lji,bnlid->bnljd", model.timeline.passing[8], after))
+    torch.testing.assert_close(early_after, torch.einsum("lji,bnlid->bnljd", model.timeline.transition[8], after))
 
 
 @pytest.mark.parametrize("segment", [1, 24])
-def test_every_parameter_learns(segment: int) -> None:
+def test_every_parameter_has_a_gradient(segment: int) -> None:
     model, text = model_of(segments=24 // segment), text_of(2, 25)
     nats_of(model, text, segment).sum().backward()
     for name, parameter in model.named_parameters():
@@ -221,19 +215,19 @@ def test_every_parameter_learns(segment: int) -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_gradients_cross_segments_of_one_call_and_not_calls(layers: int) -> None:
-    """Token 30 is read in the first of three segments alone, and is never to be predicted."""
+def test_gradients_cross_segments_within_a_call_but_not_calls(layers: int) -> None:
+    """Token 30 occurs only in the first of three segments, and is never a target."""
     model, text = model_of(layers=layers, segments=3), text_of(1, 25, tokens=30)
     tokens, targets = (part.unflatten(1, (3, 8)).clone() for part in (text[:, :-1], text[:, 1:]))
     tokens[0, 0, 3] = 30
     fresh = torch.tensor([[True, False, False]])
-    costs = model(tokens, targets, fresh, model.start(1))[0][0, 2]
-    (in_one_call,) = torch.autograd.grad(costs.sum(), model.table.weight)
+    nats = model(tokens, targets, fresh, model.start(1))[0][0, 2]
+    (in_one_call,) = torch.autograd.grad(nats.sum(), model.table.weight)
     _, state, _ = model(tokens[:, :2], targets[:, :2], fresh[:, :2], model.start(1))
     in_two = model(tokens[:, 2:], targets[:, 2:], fresh[:, 2:], state)[0][0, 0]
-    torch.testing.assert_close(in_two, costs)
+    torch.testing.assert_close(in_two, nats)
     (in_two_calls,) = torch.autograd.grad(in_two.sum(), model.table.weight)
-    hidden = model.segment(tokens[:, 2], state)[0][0]  # as a row of the head, a token learns from any loss
+    hidden = model.segment(tokens[:, 2], state)[0][0]  # a row of the head has a gradient from any loss
     as_head = model.logits(hidden).softmax(-1)[:, 30] @ hidden
     torch.testing.assert_close(in_two_calls[30], as_head)
     assert (in_one_call[30] - as_head).abs().max() > 1e-6
@@ -252,7 +246,7 @@ def test_nats_do_not_depend_on_the_batch_size() -> None:
 
 @pytest.mark.parametrize("sharpness", [8, 16])
 @pytest.mark.parametrize("cut", [1, 500])
-def test_float32_is_enough(sharpness: int, cut: int) -> None:
+def test_float32_is_accurate_enough(sharpness: int, cut: int) -> None:
     model, text = model_of(sharpness=sharpness, slots=24, spacing=1 / 3, heads=4), text_of(1, 1500)  # to 747 tokens
     with torch.no_grad():
         exact, exact_after = hidden_of(model, text, [500] * 3)
@@ -277,7 +271,7 @@ def test_under_autocast_the_timeline_is_float32() -> None:
     torch.testing.assert_close(after[:, 0].double(), past, atol=1e-5, rtol=1e-5)
 
 
-def test_the_filters_are_no_weights_and_are_never_rounded() -> None:
+def test_the_filters_are_no_parameters_and_are_never_rounded() -> None:
     model = model_of()
     assert not any("timeline" in name for name in model.state_dict())
     before = model.timeline.weights.clone()
@@ -286,7 +280,7 @@ def test_the_filters_are_no_weights_and_are_never_rounded() -> None:
     assert torch.equal(model.double().timeline.weights, before)
 
 
-def test_it_has_gpt2s_size() -> None:
+def test_the_standard_size_has_as_many_parameters_as_gpt2() -> None:
     with torch.device("meta"):
         model = TimeLocalTransformer(TimeLocalConfig(vocabulary=50304))
     assert model.parameter_count() == pytest.approx(123.9e6, rel=0.02)
@@ -310,5 +304,5 @@ def test_it_has_gpt2s_size() -> None:
     ],
 )
 def test_illegal_sizes_are_refused_by_name(name: str, value: float) -> None:
-    with pytest.raises(UserError, match=f"model.{name}"):
-        TimeLocalConfig(**SIZES | {name: value})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=rf"model\.{name}"):
+        TimeLocalConfig(**SIZES | {name: value})

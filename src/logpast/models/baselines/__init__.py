@@ -1,1 +1,1 @@
-"""Other systems with a long past, one file per system."""
+"""Other models with a long context, one module per model."""

@@ -1,16 +1,17 @@
-"""Recurrent Memory Transformer (Bulatov et al. 2022): a few vectors carry the past from segment to segment.
+"""Recurrent Memory Transformer (Bulatov et al. 2022): a few vectors carry information from segment to segment.
 
     sequence = [memory (n)] + [tokens of the segment (m)] + [memory (n)]
                 read                                         write
 
-The same n vectors stand at both ends. Tokens read the first; the last see the whole segment, and what the decoder makes
-of them is the next segment's memory. In training, gradients flow back through it over the segments of a step.
+The same n vectors are at both ends. Tokens attend to the first copy. The second copy attends to the whole segment, and
+the decoder's output for it is the memory of the next segment. In training, gradients flow through the memory across the
+segments of a step.
 
-- A memory place sees all of its own end, before and after it: causality binds only the tokens, as in the paper.
-- What is carried on is taken after the final LayerNorm. The paper's blocks end with one; ours begin with one, and what
-  runs between them grows with depth, so that a memory from before it would grow with every segment.
-- The first memory is learned, and begins as small as GPT-2's embeddings.
-- What a short segment writes is meant for the end of a text: nothing is read after it.
+- The memory positions of one end attend to each other in both directions; only tokens are causal, as in the paper.
+- The memory is taken after the final LayerNorm. The paper's blocks end with a LayerNorm; ours begin with one, and the
+  residual stream grows with depth, so without the final LayerNorm the memory would grow with every segment.
+- The first memory is learned. Its initial scale is that of GPT-2's embeddings.
+- A segment shorter than m must be the last of a text: the memory after it is not used.
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from logpast.kernels.dispatch import split_heads
 from logpast.memory.naive import embed
 from logpast.models.base import Recurrent, RecurrentConfig, State
-from logpast.models.baselines.transformer_xl import RelativeAttention, TransformerXL, TransformerXLConfig, by_place
+from logpast.models.baselines.transformer_xl import (
+    RelativeAttention,
+    TransformerXL,
+    TransformerXLConfig,
+    relative_shift,
+)
 from logpast.models.decoder import Attention, Block, KeyValueCache, run_blocks
 from logpast.util.precision import accumulation_dtype, in_autocast
 
@@ -32,9 +39,9 @@ class RecurrentMemoryConfig(RecurrentConfig):
     """Recurrent Memory Transformer."""
 
     segments: int = 4
-    """consecutive segments in a training step, across which gradients flow through the memory"""
+    """consecutive segments in a training step; gradients flow across them through the memory"""
     memory_tokens: int = 10
-    """n, the vectors that are carried from segment to segment"""
+    """n, the number of vectors that are carried from segment to segment"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,25 +49,24 @@ class RecurrentMemoryConfig(RecurrentConfig):
 
 
 class MemoryAttention(Attention):
-    """Causal self-attention, but for the memory at both ends, which sees all of its own end."""
+    """Self-attention that is causal for tokens and bidirectional within the memory at each end."""
 
     def __init__(self, width: int, heads: int, memory_tokens: int) -> None:
         super().__init__(width, heads)
         self.memory_tokens = memory_tokens
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Spelled out: with PyTorch's own attention, compiled gradients were NaN on a GPU at some lengths."""
-        by_head = self.query_key_value(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        query, key, value = by_head.unbind()
+        """Computed explicitly: with PyTorch's attention, compiled gradients were NaN on a GPU at some lengths."""
+        query, key, value = split_heads(self.query_key_value(x), self.heads)
         scores = query @ key.mT
         scores = scores.to(accumulation_dtype(scores.dtype)) * query.shape[-1] ** -0.5
-        seen = segment_seen(self.memory_tokens, x.shape[1] - 2 * self.memory_tokens, x.device)
-        shares = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
-        return (shares.to(value.dtype) @ value).transpose(1, 2).flatten(2)
+        visible = segment_mask(self.memory_tokens, x.shape[1] - 2 * self.memory_tokens, x.device)
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+        return (weights.to(value.dtype) @ value).transpose(1, 2).flatten(2)
 
 
 class MemoryBlock(Block):
-    """GPT-2's block between two memories."""
+    """GPT-2's block with memory at both ends of the sequence."""
 
     def __init__(self, width: int, heads: int, mlp: int, memory_tokens: int) -> None:
         super().__init__(width, heads, mlp)
@@ -91,7 +97,7 @@ class RecurrentMemoryTransformer(Recurrent):
     def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
         n, length = self.config.memory_tokens, tokens.shape[1]
         memory = state["memory_tokens"]
-        read, own, write = self.positions.weight.split([n, self.window, n])  # however long, it is written at the end
+        read, own, write = self.positions.weight.split([n, self.window, n])  # the last n, however short the segment
         x = torch.cat([memory, embed(self.table.weight, tokens), memory], dim=1)
         x = x + torch.cat([read, own[:length], write])
         hidden = run_blocks(self.blocks, x, self.norm, skip=n)
@@ -104,9 +110,9 @@ class TransformerXLRecurrentMemoryConfig(TransformerXLConfig):
     """Transformer-XL with the memory of the Recurrent Memory Transformer."""
 
     segments: int = 4
-    """consecutive segments in a training step, across which gradients flow through the memory tokens"""
+    """consecutive segments in a training step; gradients flow across them through the memory tokens"""
     memory_tokens: int = 10
-    """n, the vectors that are carried from segment to segment"""
+    """n, the number of vectors that are carried from segment to segment"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,24 +120,25 @@ class TransformerXLRecurrentMemoryConfig(TransformerXLConfig):
 
 
 class MemoryRelativeAttention(RelativeAttention):
-    """Attention by distance in which some places see later ones: those count as being at distance 0."""
+    """Relative attention in which later positions, which memory positions may see, count as distance 0."""
 
-    def of_distances(self, scores: Tensor) -> Tensor:
+    def shift(self, scores: Tensor) -> Tensor:
         length, size = scores.shape[-2:]
-        place = torch.arange(size, device=scores.device)
-        later = place > place[size - length :].unsqueeze(1)
-        return torch.where(later, scores[..., -1:], by_place(scores))
+        position = torch.arange(size, device=scores.device)
+        later = position > position[size - length :].unsqueeze(1)
+        return torch.where(later, scores[..., -1:], relative_shift(scores))
 
 
 class TransformerXLRecurrentMemory(TransformerXL):
-    """Both together.
+    """Transformer-XL's cache and recurrent memory.
 
         context = [cache (up to `memory`)] + [memory (n)] + [tokens of the segment] + [memory (n)]
 
-    Distances are counted along it, as the paper's code does: a cached token is n places farther than it was in the
-    text. Where the paper is silent: only tokens are cached, so that `memory` counts what it counts in Transformer-XL,
-    and the past memory has one way into the present, the one with a gradient; and memory places do not see the cache,
-    the default of the authors' code: they have met those tokens in the segment before.
+    Distances are counted along the context, as in the paper's code: a cached token is n positions farther away than in
+    the text. The paper does not say what is cached or what memory positions attend to. Here only tokens are cached, so
+    `memory` means the same as in Transformer-XL, and earlier memory tokens act only through the recurrence, which has a
+    gradient. Memory positions do not attend to the cache, the default of the authors' code: the previous segment's
+    memory has attended to those tokens.
     """
 
     Config = TransformerXLRecurrentMemoryConfig
@@ -147,7 +154,7 @@ class TransformerXLRecurrentMemory(TransformerXL):
 
     @property
     def attention_length(self) -> int:
-        return self.remembered + self.config.memory_tokens + self.window
+        return self.memory_length + self.config.memory_tokens + self.window
 
     def start(self, batch: int) -> State:
         return super().start(batch) | {"memory_tokens": self.first_memory.expand(batch, -1, -1)}
@@ -156,23 +163,23 @@ class TransformerXLRecurrentMemory(TransformerXL):
         memory, filled = state["memory_tokens"], state["filled"]
         x = in_autocast(torch.cat([memory, embed(self.table.weight, tokens), memory], dim=1))
         n, length = memory.shape[1], tokens.shape[1]
-        seen = segment_seen(n, length, filled.device).expand(len(filled), 1, -1, -1)
-        visible = torch.cat([cache_seen(n, length, state["memory"].shape[2], filled), seen], dim=-1)
-        x, after = self.through(x, state, visible, own=slice(n, n + length))
+        own = segment_mask(n, length, filled.device).expand(len(filled), 1, -1, -1)
+        visible = torch.cat([cache_mask(n, length, state["memory"].shape[2], filled), own], dim=-1)
+        x, after = self.run_blocks(x, state, visible, cached=slice(n, n + length))
         hidden = self.norm(x[:, n:])
         after["memory_tokens"] = hidden[:, length:].to(memory.dtype)
         return hidden[:, :length], after, x.new_zeros(len(x), dtype=torch.float32)
 
 
-def cache_seen(n: int, length: int, remembered: int, filled: Tensor) -> Tensor:
-    """(B, 1, n + length + n, remembered): tokens see what the cache really holds, memory places nothing of it."""
-    place = torch.arange(n + length + n, device=filled.device).unsqueeze(1)
-    real = torch.arange(remembered, device=filled.device) >= remembered - filled.view(-1, 1, 1, 1)
-    return (n <= place) & (place < n + length) & real
+def cache_mask(n: int, length: int, memory: int, filled: Tensor) -> Tensor:
+    """(B, 1, n + length + n, memory): tokens see the filled part of the cache, memory positions none of it."""
+    position = torch.arange(n + length + n, device=filled.device).unsqueeze(1)
+    real = torch.arange(memory, device=filled.device) >= memory - filled.view(-1, 1, 1, 1)
+    return (n <= position) & (position < n + length) & real
 
 
-def segment_seen(n: int, length: int, device: torch.device) -> Tensor:
-    """(P, P), P = n + length + n: a token sees up to itself, a memory place up to the end of its block."""
-    place = torch.arange(n + length + n, device=device)
-    last = torch.where(place < n, n - 1, torch.where(place < n + length, place, n + length + n - 1))
-    return place <= last.unsqueeze(1)
+def segment_mask(n: int, length: int, device: torch.device) -> Tensor:
+    """(P, P), P = n + length + n: a token sees up to itself, a memory position up to the end of its block."""
+    position = torch.arange(n + length + n, device=device)
+    last = torch.where(position < n, n - 1, torch.where(position < n + length, position, n + length + n - 1))
+    return position <= last.unsqueeze(1)

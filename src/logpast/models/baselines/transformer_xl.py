@@ -1,12 +1,12 @@
-"""Transformer-XL: each layer also attends to what it was given in the segments before.
+"""Transformer-XL (Dai et al. 2019): each layer also attends to its own inputs in earlier segments.
 
-A layer's inputs at the last `memory` positions are cached, without gradient, and stand before the segment's own. As a
-cached position has no fixed place in a sequence, attention goes by distance: with q, k the query and key of positions i
-and j, r the projected sinusoid of the distance i − j, and two biases u and v that all layers share,
+A layer's inputs at the last `memory` positions are cached without gradient and precede the segment's. Cached positions
+move, so attention uses relative positions: with q, k the query and key of positions i and j, r the projected sinusoid
+of the distance i − j, and two biases u and v that all layers share,
 
     score = ((q + u)·k + (q + v)·r) / √(d per head)
 
-The blocks are GPT-2's, LayerNorm first, as in the other systems of this house; the paper's come with LayerNorm last.
+The blocks are GPT-2's, with LayerNorm first, as in the other models of this package; the paper has LayerNorm last.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class TransformerXLConfig(RecurrentConfig):
     """Transformer-XL."""
 
     memory: int = 256
-    """positions before the segment that each layer remembers while it is trained"""
+    """positions before the segment that each layer caches in training"""
     memory_when_scoring: int | None = None
-    """the same while scoring and writing; by default as in training"""
+    """the same for scoring and generation; by default as in training"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,7 +40,7 @@ class TransformerXLConfig(RecurrentConfig):
 
 
 class RelativeAttention(nn.Module):
-    """Causal attention by content and by distance."""
+    """Causal attention with relative positions."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -51,31 +51,32 @@ class RelativeAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, context: Tensor, length: int, biases: Tensor, visible: Tensor) -> Tensor:
-        """The last `length` of the context's places (B, K, d) attend to those that are visible (B, 1, length, K)."""
-        key, value = (self._by_head(part) for part in self.key_value(context).chunk(2, dim=-1))
-        shares = self.shares(context, key, length, biases, visible)
-        return self.out((shares.to(value.dtype) @ value).transpose(1, 2).flatten(2))
+        """The last `length` positions of the context (B, K, d) attend to the `visible` (B, 1, length, K) ones."""
+        key, value = (self.split_heads(part) for part in self.key_value(context).chunk(2, dim=-1))
+        weights = self.attention_weights(context, key, length, biases, visible)
+        return self.out((weights.to(value.dtype) @ value).transpose(1, 2).flatten(2))
 
-    def shares(self, context: Tensor, key: Tensor, length: int, biases: Tensor, visible: Tensor) -> Tensor:
-        """How they share out their attention, (B, heads, length, K).
+    def attention_weights(self, context: Tensor, key: Tensor, length: int, biases: Tensor, visible: Tensor) -> Tensor:
+        """(B, heads, length, K), which sum to 1 over K.
 
-        Spelled out: with PyTorch's memory-efficient attention, which takes such scores, losses became NaN on a GPU.
+        Computed explicitly: with PyTorch's memory-efficient attention, losses became NaN on a GPU.
         """
         size = context.shape[1]
-        query = self._by_head(self.query(context[:, size - length :]))
-        distances = self._by_head(self.distance(sinusoids(size, context)).unsqueeze(0))
+        query = self.split_heads(self.query(context[:, size - length :]))
+        distances = self.split_heads(self.distance(sinusoids(size, context)).unsqueeze(0))
         to_content, to_distance = biases
         by_content = (query + to_content) @ key.mT
-        by_distance = self.of_distances((query + to_distance) @ distances.mT)
-        kind = accumulation_dtype(by_content.dtype)
-        scores = (by_content.to(kind) + by_distance.to(kind)) * query.shape[-1] ** -0.5
+        by_distance = self.shift((query + to_distance) @ distances.mT)
+        dtype = accumulation_dtype(by_content.dtype)
+        scores = (by_content.to(dtype) + by_distance.to(dtype)) * query.shape[-1] ** -0.5
         return scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
 
-    def of_distances(self, scores: Tensor) -> Tensor:
-        """Scores (…, T, K) of distances, farthest first, to those of keys."""
-        return by_place(scores)
+    def shift(self, scores: Tensor) -> Tensor:
+        """Scores (…, T, K) by distance, farthest first, as scores by key."""
+        return relative_shift(scores)
 
-    def _by_head(self, x: Tensor) -> Tensor:
+    def split_heads(self, x: Tensor) -> Tensor:
+        """(B, T, d) -> (B, heads, T, d per head)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
@@ -88,10 +89,11 @@ def sinusoids(size: int, like: Tensor) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :width].to(like.dtype)
 
 
-def by_place(scores: Tensor) -> Tensor:
-    """Scores (…, T, K) by distance, farthest first, to scores by key: row i is moved so that distance 0 is at place i.
+def relative_shift(scores: Tensor) -> Tensor:
+    """Scores (…, T, K) by distance, farthest first, as scores by key: each row is shifted until distance 0 is at its
+    own position.
 
-    What comes to stand after a row's own place is of no meaning; causality hides it.
+    Entries after a row's own position are meaningless; the causal mask hides them.
     """
     *batch, length, size = scores.shape
     padded = F.pad(scores, (1, 0)).reshape(*batch, size + 1, length)
@@ -99,7 +101,7 @@ def by_place(scores: Tensor) -> Tensor:
 
 
 class XLBlock(nn.Module):
-    """GPT-2's block with a past."""
+    """GPT-2's block with a memory of earlier segments."""
 
     def __init__(self, width: int, heads: int, mlp: int) -> None:
         super().__init__()
@@ -129,8 +131,8 @@ class TransformerXL(Recurrent):
         nn.init.normal_(self.biases, std=0.02)
 
     @property
-    def remembered(self) -> int:
-        """Positions that each layer remembers: scoring may have its own number."""
+    def memory_length(self) -> int:
+        """Positions that each layer caches; scoring may use another number than training."""
         config = self.config
         if self.training or config.memory_when_scoring is None:
             return config.memory
@@ -138,33 +140,33 @@ class TransformerXL(Recurrent):
 
     @property
     def attention_length(self) -> int:
-        return self.remembered + self.window
+        return self.memory_length + self.window
 
     def start(self, batch: int) -> State:
         like = self.table.weight
-        memory = like.new_zeros(batch, self.config.layers, self.remembered, self.config.width)
+        memory = like.new_zeros(batch, self.config.layers, self.memory_length, self.config.width)
         return {"memory": memory, "filled": torch.zeros(batch, dtype=torch.int64, device=like.device)}
 
     def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
         x = in_autocast(embed(self.table.weight, tokens))
-        visible = seen_by_each(x.shape[1], state["memory"].shape[2], state["filled"])
-        x, after = self.through(x, state, visible)
+        visible = causal_mask(x.shape[1], state["memory"].shape[2], state["filled"])
+        x, after = self.run_blocks(x, state, visible)
         return self.norm(x), after, x.new_zeros(len(x), dtype=torch.float32)
 
-    def through(self, x: Tensor, state: State, visible: Tensor, own: slice = slice(None)) -> tuple[Tensor, State]:
-        """What the blocks make of x (B, T, d) behind the cache, and the cache with the places `own` of it taken up."""
+    def run_blocks(self, x: Tensor, state: State, visible: Tensor, cached: slice = slice(None)) -> tuple[Tensor, State]:
+        """The blocks' output for x (B, T, d), and the state after it; the positions `cached` of x enter the memory."""
         memory, filled, kept = state["memory"], state["filled"], []
         for number, block in enumerate(self.blocks):
-            past, new = memory[:, number].to(x.dtype), x[:, own]
+            past, new = memory[:, number].to(x.dtype), x[:, cached]
             kept.append(torch.cat([past, new], dim=1)[:, new.shape[1] :].detach())
             x = block(x, past, self.biases, visible)
         filled = (filled + new.shape[1]).clamp(max=memory.shape[2])
         return x, {"memory": torch.stack(kept, dim=1).to(memory.dtype), "filled": filled}
 
 
-def seen_by_each(length: int, remembered: int, filled: Tensor) -> Tensor:
-    """(B, 1, length, remembered + length): a place sees itself, what is before it, and what the memory really holds."""
-    place = torch.arange(remembered + length, device=filled.device)
-    causal = place <= remembered + torch.arange(length, device=filled.device).unsqueeze(1)
-    real = place >= remembered - filled.unsqueeze(1)
+def causal_mask(length: int, memory: int, filled: Tensor) -> Tensor:
+    """(B, 1, length, memory + length): each position sees the `filled` (B,) part of the memory and up to itself."""
+    position = torch.arange(memory + length, device=filled.device)
+    causal = position <= memory + torch.arange(length, device=filled.device).unsqueeze(1)
+    real = position >= memory - filled.unsqueeze(1)
     return (causal & real.unsqueeze(1)).unsqueeze(1)

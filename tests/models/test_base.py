@@ -1,0 +1,110 @@
+"""Sizes, loss and state of all models."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from logpast.models import (
+    SYSTEMS,
+    LanguageModel,
+    LogMemoryConfig,
+    ModelConfig,
+    RecentConfig,
+    Recurrent,
+    RecurrentConfig,
+    State,
+    TransformerXLConfig,
+    build,
+)
+from logpast.util.errors import UserError
+from models.helpers import CONTROL, MEMORY, SIZES, inputs, large
+
+STATELESS = pytest.mark.parametrize("config", [MEMORY, CONTROL], ids=["log_memory", "recent"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("window", 0), ("layers", 0), ("heads", 3), ("width", 15), ("mlp", 0), ("vocabulary", 0)]
+)
+def test_illegal_sizes_are_refused_by_name(name: str, value: int) -> None:
+    with pytest.raises(UserError, match=rf"model\.{name}"):
+        dataclasses.replace(ModelConfig(**SIZES), **{name: value})
+
+
+def test_a_model_without_a_vocabulary_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model\.vocabulary"):
+        build(RecentConfig())
+
+
+@STATELESS
+def test_nats_are_cross_entropy_and_ignore_padding(config: ModelConfig) -> None:
+    model = large(config)
+    history, tokens, targets = inputs(model)
+    targets[1, 4:] = -1
+    expected = -model(history, tokens).log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    expected[targets < 0] = 0
+    torch.testing.assert_close(model(history, tokens, targets), expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(history, tokens, targets), expected)
+
+
+def test_initial_weights_are_gpt2s() -> None:
+    torch.manual_seed(0)
+    model = build(RecentConfig(slots=3, window=40, layers=8, heads=4, width=256, vocabulary=2000))
+    block = model.blocks[3]
+    for weight in (
+        model.table.weight,
+        model.positions.weight,
+        block.attention.query_key_value.weight,
+        block.mlp_in.weight,
+    ):
+        assert float(weight.detach().std()) == pytest.approx(0.02, rel=0.03)
+    for weight in (block.attention.out.weight, block.mlp_out.weight):
+        assert float(weight.detach().std()) == pytest.approx(0.02 / 16**0.5, rel=0.03)
+    assert all((p == 0).all() for name, p in model.named_parameters() if name.endswith("bias"))
+    assert all((p == 1).all() for name, p in model.named_parameters() if "norm.weight" in name)
+
+
+def test_state_bytes_of_a_stateless_model_count_keys_values_and_history() -> None:
+    model = build(LogMemoryConfig(slots=17, **SIZES))
+    assert model.state_bytes == 2 * 4 * 2 * 16 * (17 + 8) + 4 * 16  # pairs of 2 layers and width 16, ids
+
+
+def test_state_bytes_of_a_recurrent_model_count_keys_values_and_state() -> None:
+    model = build(TransformerXLConfig(memory=5, **SIZES))
+    assert model.state_bytes == 2 * 4 * 2 * 16 * 8 + 4 * 2 * 5 * 16 + 8  # keys and values, memory, its filled length
+
+
+class Counter(Recurrent):
+    """Its state counts segments; its output and extra loss are that count."""
+
+    def __init__(self) -> None:
+        super().__init__(RecurrentConfig(**SIZES))
+
+    def start(self, batch: int) -> State:
+        return {"count": torch.zeros(batch, 1)}
+
+    def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
+        count = state["count"] + 1
+        return count[:, :, None].expand(*tokens.shape, 16), {"count": count}, count[:, 0]
+
+
+def test_a_fresh_segment_starts_from_the_initial_state() -> None:
+    tokens = torch.zeros(2, 3, 8, dtype=torch.int64)
+    fresh = torch.tensor([[True, False, False], [False, False, True]])
+    nats, state, extra = Counter()(tokens, tokens, fresh, {"count": torch.full((2, 1), 7.0, requires_grad=True)})
+    assert nats.shape == (2, 3, 8)
+    assert state["count"].tolist() == [[3], [1]]
+    assert not state["count"].requires_grad
+    assert extra.tolist() == [1 + 2 + 3, 8 + 9 + 1]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_model_has_the_common_interface(system: str) -> None:
+    model = build(SYSTEMS[system].Config(**SIZES))
+    assert isinstance(model, LanguageModel)
+    assert model.config.window == model.window == 8
+    assert model.attention_length > 0
+    assert model.state_bytes > 0
+    assert model.parameter_count() == sum(p.numel() for p in model.parameters())
