@@ -1,14 +1,11 @@
-"""What each kernel of ours is worth: the training step with it switched off, in one run.
+"""How much each kernel saves: the training step with kernels switched off, in one run.
 
     python benchmarks/kernels_gpu.py --data STORE_OR_TEXT --out results/kernels_gpu.json
 
-GPT-2 Small with 53 slots over 8,192 tokens, 64 windows of 256, bf16-mixed, torch.compile, through the trainer (the case
-`memory` of train_gpu.py). Every kernel (`logpast.kernels.dispatch.KERNELS`) is switched off alone; then the
-least useful ones together, one more at a time, until all are off. `off: none` is timed at the beginning and at the end:
-the difference between the two is the noise.
-
-Then, whether it pays to keep a compiled model for the next run of the same sizes (`training/compile.py`): seconds to
-the fifth step of a first run, of a run that takes over the kept model, and of a run for which none was kept.
+GPT-2 Small with 53 slots over 8,192 tokens, 64 windows of 256, bf16-mixed, torch.compile, in the trainer (the case
+`memory` of train_gpu.py). Each kernel of `logpast.kernels.dispatch.KERNELS` is switched off alone; then the least
+useful ones together, one more at a time, until all are off. The row with nothing off is measured at the beginning and
+at the end: the difference between the two is the noise.
 """
 
 from __future__ import annotations
@@ -16,35 +13,29 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from train_gpu import TOY, Sizes, model_of, ours, time_steps
+from train_gpu import TOY, Sizes, model_config, our_steps, time_steps
 
 from logpast.data import TokenStore, open_tokens
 from logpast.kernels.dispatch import KERNELS, disable
-from logpast.training import compile as compile_module
 from logpast.util.environment import describe, pick_device, revision
 from logpast.util.files import ensure_writable
 
 WARM_UP, TIMED = 20, 120  # steps at most
 
 
-def steps_of(sizes: Sizes, store: TokenStore, count: int) -> Any:
-    model = model_of("memory", sizes, -(-store.tokenizer.size // 64) * 64)
-    return ours("memory", model, sizes.batch, store, count, {})
-
-
 def measure(off: tuple[str, ...], sizes: Sizes, store: TokenStore) -> dict[str, Any]:
-    """Milliseconds of a step without these kernels."""
+    """Milliseconds per step without these kernels."""
     torch.compiler.reset()
-    compile_module._kept.clear()
     gc.collect()
-    with disable(*off), closing(steps_of(sizes, store, 1 + WARM_UP + TIMED)) as steps:
+    model = model_config("memory", sizes, -(-store.tokenizer.size // 64) * 64)
+    steps = our_steps("memory", model, sizes.batch, store, 1 + WARM_UP + TIMED, {})
+    with disable(*off), closing(steps):
         times, first, loss = time_steps(steps, WARM_UP, TIMED)
     low, median, high = np.percentile(times, [10, 50, 90])
     return {
@@ -53,55 +44,33 @@ def measure(off: tuple[str, ...], sizes: Sizes, store: TokenStore) -> dict[str, 
     }  # fmt: skip
 
 
-def seconds_to_step(sizes: Sizes, store: TokenStore, number: int = 5) -> float:
-    """From nothing to the end of a step."""
-    started = time.perf_counter()
-    with closing(steps_of(sizes, store, 100)) as steps:
-        for _ in range(number):
-            float(next(steps))
-        seconds = time.perf_counter() - started
-    return round(seconds, 2)
-
-
-def compiled_models(sizes: Sizes, store: TokenStore) -> dict[str, float]:
-    torch.compiler.reset()
-    compile_module._kept.clear()
-    seconds = {"first": seconds_to_step(sizes, store), "kept": seconds_to_step(sizes, store)}
-    compile_module._kept.clear()
-    return seconds | {"not_kept": seconds_to_step(sizes, store)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="a token store or a text")
-    parser.add_argument("--out", type=Path, required=True, help="the table, as JSON; replaced")
-    parser.add_argument("--toy", action="store_true", help="tiny models, to rehearse on a CPU")
-    words = parser.parse_args()
-    sizes, store = TOY if words.toy else Sizes(), open_tokens(words.data)
-    ensure_writable(words.out)
+    parser.add_argument("--data", required=True, help="token store or text")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the table; replaced")
+    parser.add_argument("--toy", action="store_true", help="tiny models, to try the script on a CPU")
+    args = parser.parse_args()
+    sizes, store = TOY if args.toy else Sizes(), open_tokens(args.data)
+    ensure_writable(args.out)
     table: dict[str, Any] = {
         "what": "a training step with kernels of ours switched off",
         "data": store.identity, "revision": revision(), "hardware": describe(pick_device("auto")), "rows": [],
     }  # fmt: skip
 
-    def row(*off: str) -> float:
-        found = measure(off, sizes, store)
-        table["rows"].append(found)
-        baseline = table["rows"][0]["ms"]
-        found["longer"] = round(found["ms"] / baseline - 1, 4)
-        print(f"off: {', '.join(off) or 'none':50} {found['ms']:8.2f} ms  {found['longer']:+.1%}", flush=True)
-        words.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
-        return found["ms"]
+    def add_row(*off: str) -> float:
+        row = measure(off, sizes, store)
+        table["rows"].append(row)
+        row["longer"] = round(row["ms"] / table["rows"][0]["ms"] - 1, 4)
+        print(f"off: {', '.join(off) or 'none':50} {row['ms']:8.2f} ms  {row['longer']:+.1%}", flush=True)
+        args.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+        return row["ms"]
 
-    row()
-    alone = {kernel: row(kernel) for kernel in KERNELS}
-    order = sorted(KERNELS, key=alone.__getitem__)  # least useful first
-    for count in range(2, len(order) + 1):
-        row(*order[:count])
-    row()
-    table["seconds_to_step_5"] = compiled_models(sizes, store)
-    print(table["seconds_to_step_5"])
-    words.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    add_row()
+    alone = {kernel: add_row(kernel) for kernel in KERNELS}
+    least_useful_first = sorted(KERNELS, key=alone.__getitem__)
+    for count in range(2, len(KERNELS) + 1):
+        add_row(*least_useful_first[:count])
+    add_row()
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""The memory on a CPU: our paths beside the obvious ways to write it, on real text, in one run.
+"""The memory on a CPU: our code paths and simple implementations on real text, in one run.
 
     python benchmarks/memory_cpu.py --text wiki.test.raw --out results/memory_cpu.json
 
-Forward and backward of B histories of M = 8,192 tokens into 53 slots of width 768, table of GPT-2's size:
+Forward and backward pass of B histories of M = 8,192 tokens into 53 slots of width 768, with a table of GPT-2's size:
 
-    ids         gather+einsum    look all embeddings up, one dense product with the bank
-                bag (ours)       sum the weights per distinct token, then touch the table
+    ids         gather+einsum    look up all embeddings, one dense product with the bank
+                bag (ours)       sum the weights of equal tokens, then read each distinct embedding once
     embeddings  einsum           one dense product with the bank
-                support (ours)   only where each filter is not negligible
-                conv1d           depth-wise convolution, as the paper words it, at the one position that is needed;
+                support (ours)   only where a filter is not negligible
+                conv1d           depth-wise convolution, as the paper describes it, at the one position that is needed;
                                  forward only, on one history, and scaled up
 
-A time on a shared machine means nothing alone: the table gives medians and their ratio to the obvious way. Memory is
-how far the process's resident size rises beyond inputs and gradients, sampled twice a millisecond, each case in a
-process of its own (Linux only).
+On a shared machine absolute times mean little: the table gives medians and their ratio to the simple implementation.
+Memory is the increase of the process's resident size beyond inputs and gradients, sampled twice per millisecond, each
+case in its own process (Linux only).
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def histories(text: Path, batch: int, horizon: int) -> Tensor:
 
 
 def job(case: str, ids: Tensor) -> Callable[[], None]:
-    """A function that does the case once, forward and backward."""
+    """A function that runs the case once, forward and backward."""
     bank = FilterBank(slots=53, sharpness=100)
     table = torch.randn(VOCABULARY, WIDTH).mul_(0.02).requires_grad_()
-    towards = torch.randn(len(ids), bank.slots, WIDTH)
+    upstream = torch.randn(len(ids), bank.slots, WIDTH)
     weights = torch.tensor(bank.weights, dtype=torch.float32)
 
     if case == "conv1d":
@@ -71,7 +71,7 @@ def job(case: str, ids: Tensor) -> Callable[[], None]:
 
         def from_ids() -> None:
             table.grad = None
-            memory.from_ids(ids, table).backward(towards)
+            memory.from_ids(ids, table).backward(upstream)
 
         return from_ids
     memory = LogMemory(WIDTH, bank, norm=False, path="naive" if case == "einsum" else "support")
@@ -79,7 +79,7 @@ def job(case: str, ids: Tensor) -> Callable[[], None]:
 
     def from_embeddings() -> None:
         embeddings.grad = None
-        memory(embeddings).backward(towards)
+        memory(embeddings).backward(upstream)
 
     return from_embeddings
 
@@ -89,7 +89,7 @@ def resident_bytes() -> int:
 
 
 def measure_memory(case: str, text: Path, batch: int) -> float:
-    """MB at the highest beyond what must be there: inputs, outputs, and the gradient of table or embeddings."""
+    """Peak MB beyond what every implementation needs: inputs, and the gradient of table or embeddings."""
     once = job(case, histories(text, batch, 8192))
     gradient = 4 * WIDTH * (VOCABULARY if case in ("gather+einsum", "bag") else batch * 8192)
     gradient = 0 if case == "conv1d" else gradient
@@ -112,43 +112,35 @@ def measure_memory(case: str, text: Path, batch: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True, help="a text of a few hundred kilobytes or more")
+    parser.add_argument("--text", type=Path, required=True, help="a text of at least a few hundred kilobytes")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path, help="write the table as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the table")
     parser.add_argument("--memory-of", choices=CASES, help=argparse.SUPPRESS)
-    words = parser.parse_args()
-    if words.memory_of:
-        print(measure_memory(words.memory_of, words.text, words.batch))
+    args = parser.parse_args()
+    if args.memory_of:
+        print(measure_memory(args.memory_of, args.text, args.batch))
         return
 
-    ids = histories(words.text, words.batch, 8192)
+    ids = histories(args.text, args.batch, 8192)
     jobs = {case: job(case, ids) for case in CASES}
     times: dict[str, list[float]] = {case: [] for case in CASES}
     for case, once in jobs.items():
         if case != "conv1d":
             once()
-    for repeat in range(words.repeats):  # in turn, so that a slow moment of the machine meets all
+    for repeat in range(args.repeats):  # in turn, so that other load on the machine affects all cases alike
         for case, once in jobs.items():
             if case == "conv1d" and repeat:
                 continue
             started = time.perf_counter()
             once()
-            scale = words.batch if case == "conv1d" else 1
+            scale = args.batch if case == "conv1d" else 1
             times[case].append((time.perf_counter() - started) * 1000 * scale)
     baseline = {"bag": "gather+einsum", "support": "einsum", "conv1d": "einsum"}
     rows = []
     for case in CASES:
-        command = [
-            sys.executable,
-            __file__,
-            "--text",
-            str(words.text),
-            "--batch",
-            str(words.batch),
-            "--memory-of",
-            case,
-        ]
+        options = ["--text", str(args.text), "--batch", str(args.batch), "--memory-of", case]
+        command = [sys.executable, __file__, *options]
         extra = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         median, against = statistics.median(times[case]), statistics.median(times[baseline.get(case, case)])
         rows.append({
@@ -158,15 +150,15 @@ def main() -> None:
         })  # fmt: skip
         line = "{case:14} {milliseconds:9.1f} ms [{fastest:.1f}, {slowest:.1f}]  ×{speed_up:<6} {extra_megabytes} MB"
         print(line.format(**rows[-1]))
-    if words.out:
-        words.out.parent.mkdir(parents=True, exist_ok=True)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         about = {
             "what": "memory, forward+backward (conv1d: forward only, one history scaled up), float32",
-            "shape": {"batch": words.batch, "horizon": 8192, "slots": 53, "width": WIDTH, "vocabulary": VOCABULARY},
-            "text": words.text.name, "distinct_tokens": [len(row.unique()) for row in ids],
+            "shape": {"batch": args.batch, "horizon": 8192, "slots": 53, "width": WIDTH, "vocabulary": VOCABULARY},
+            "text": args.text.name, "distinct_tokens": [len(row.unique()) for row in ids],
             "threads": torch.get_num_threads(), "revision": revision(), "hardware": describe(torch.device("cpu")),
         }  # fmt: skip
-        words.out.write_text(json.dumps(about | {"rows": rows}, indent=2) + "\n")
+        args.out.write_text(json.dumps(about | {"rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

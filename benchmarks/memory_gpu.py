@@ -1,19 +1,19 @@
-"""The memory alone on a GPU: our operator beside the obvious ways to write it and its floor, on real text, in one run.
+"""The memory alone on a GPU: our operator, simple implementations and a lower bound on real text, in one run.
 
     python benchmarks/memory_gpu.py --data STORE_OR_TEXT --out results/memory_gpu.json
 
-B = 64 histories of M tokens into L slots of width 768, from a table of 50,304 rows in bf16; forward, and forward with
-the backward pass into the table's gradient. Times are medians of replays of a CUDA graph, with the 10th and the 90th
-percentile; six batches of text take turns, for one alone would be found in the cache.
+B = 64 histories of M tokens into L slots of width 768, from a table of 50,304 rows in bf16; forward, and forward and
+backward into the table's gradient. Times are medians of replays of a CUDA graph, with the 10th and the 90th
+percentile. Six batches of text take turns, because a single one would stay in the cache.
 
     fused             ours (memory/fused.py)
-    gather+einsum     look all embeddings up, one dense product with the bank, in bf16
-    conv1d            depth-wise convolution, as the paper words it, at the one position that is needed; forward only,
-                      on 4 histories, and scaled up
-    floor             what nothing that reads the table can avoid, at the bandwidth of a copy in the same run:
+    gather+einsum     look up all embeddings, one dense product with the bank, in bf16
+    conv1d            depth-wise convolution, as the paper describes it, at the one position that is needed; forward
+                      only, on 4 histories, and scaled up
+    floor             memory traffic that no implementation can avoid, at the bandwidth of a copy in the same run:
                       forward   the ids (4 B each), a row (2 d B) for each distinct token of each history, the slots
-                      backward  the slots' gradient, the table's gradient (2 d B a row of the table)
-                      The arithmetic (2·L·d for each such row, twice) is far below it: it is printed beside.
+                      backward  the slots' gradient, the table's gradient (2 d B per row of the table)
+                      The arithmetic (2·L·d for each such row, twice) takes far less time; it is printed as well.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BATCH, WIDTH, VOCABULARY, BATCHES = 64, 768, 50304, 6
 
 
 def milliseconds(work: Callable[[Tensor], Any], ids: list[Tensor], seconds: float = 1.5) -> np.ndarray:
-    """Times of the work on each batch in turn, as a CUDA graph."""
+    """Times of `work` on each batch in turn, as a CUDA graph."""
     graphs = []
     for one in ids:
         stream = torch.cuda.Stream()
@@ -63,13 +63,15 @@ def milliseconds(work: Callable[[Tensor], Any], ids: list[Tensor], seconds: floa
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of a large copy."""
+    """Bytes per second, read and written, of a large copy."""
     source = torch.randn(2**29, device="cuda")
     times = milliseconds(lambda _: source.clone(), [source], 0.3)
     return 2 * source.nbytes / float(np.median(times)) * 1000
 
 
-def ways(memory: LogMemory, table: Tensor, towards: Tensor) -> dict[str, dict[str, Callable[[Tensor], Any]]]:
+def implementations(
+    memory: LogMemory, table: Tensor, upstream: Tensor
+) -> dict[str, dict[str, Callable[[Tensor], Any]]]:
     filters = memory.filters.to(table.dtype)
     leaf = table.detach().requires_grad_()
 
@@ -77,7 +79,7 @@ def ways(memory: LogMemory, table: Tensor, towards: Tensor) -> dict[str, dict[st
         return torch.einsum("lt,btd->bld", filters, F.embedding(ids, rows))
 
     def with_backward(forward: Callable[..., Tensor]) -> Callable[[Tensor], Any]:
-        return lambda ids: torch.autograd.grad(forward(ids, leaf), leaf, towards)
+        return lambda ids: torch.autograd.grad(forward(ids, leaf), leaf, upstream)
 
     def convolve(ids: Tensor) -> Tensor:
         kernel = filters.repeat(WIDTH, 1).unsqueeze(1)
@@ -90,23 +92,23 @@ def ways(memory: LogMemory, table: Tensor, towards: Tensor) -> dict[str, dict[st
     }
 
 
-def measure(name: str, slots: int, ids: list[Tensor], bandwidth: float, everything: bool) -> list[dict[str, Any]]:
+def measure(name: str, slots: int, ids: list[Tensor], bandwidth: float, all_ways: bool) -> list[dict[str, Any]]:
     memory = LogMemory(WIDTH, FilterBank(slots=slots, sharpness=100), norm=False).cuda()
     length = memory.bank.horizon
     table = torch.randn(VOCABULARY, WIDTH, device="cuda", dtype=torch.bfloat16)
     assert memory.path_for(table) == "fused", "Triton is missing"
-    towards = torch.randn(BATCH, slots, WIDTH, device="cuda", dtype=torch.bfloat16)
+    upstream = torch.randn(BATCH, slots, WIDTH, device="cuda", dtype=torch.bfloat16)
     distinct = float(np.mean([sum(row.unique().numel() for row in one) for one in ids]))
-    forward = (4 * BATCH * length + 2 * WIDTH * distinct + 2 * towards.numel()) / bandwidth * 1000
-    backward = (2 * towards.numel() + 2 * table.numel()) / bandwidth * 1000
+    forward = (4 * BATCH * length + 2 * WIDTH * distinct + 2 * upstream.numel()) / bandwidth * 1000
+    backward = (2 * upstream.numel() + 2 * table.numel()) / bandwidth * 1000
     about = {"text": name, "slots": slots, "horizon": length, "distinct_per_history": round(distinct / BATCH)}
     gflop = round(2 * 2 * slots * WIDTH * distinct / 1e9, 1)
     rows = [
         about
         | {"way": "floor", "forward_ms": round(forward, 4), "both_ms": round(forward + backward, 4), "gflop": gflop}
     ]
-    for way, parts in ways(memory, table, towards).items():
-        if way != "fused" and not everything:
+    for way, parts in implementations(memory, table, upstream).items():
+        if way != "fused" and not all_ways:
             continue
         row: dict[str, Any] = about | {"way": way}
         try:
@@ -118,7 +120,7 @@ def measure(name: str, slots: int, ids: list[Tensor], bandwidth: float, everythi
                 times = milliseconds(work, ids) * (16 if way.startswith("conv1d") else 1)
                 low, median, high = np.percentile(times, [10, 50, 90]).round(4).tolist()
                 row |= {f"{part}_ms": median, f"{part}_ms_10": low, f"{part}_ms_90": high}
-        except RuntimeError as error:  # out of memory, most likely
+        except RuntimeError as error:  # most likely out of memory
             row["error"] = str(error).splitlines()[0][:200]
         rows.append(row)
         torch.cuda.empty_cache()
@@ -127,10 +129,10 @@ def measure(name: str, slots: int, ids: list[Tensor], bandwidth: float, everythi
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="a token store or a text")
-    parser.add_argument("--out", type=Path, help="write the table as JSON")
-    words = parser.parse_args()
-    store = open_tokens(words.data)
+    parser.add_argument("--data", required=True, help="token store or text")
+    parser.add_argument("--out", type=Path, help="JSON file for the table")
+    args = parser.parse_args()
+    store = open_tokens(args.data)
     stream = torch.from_numpy(store.tokens.astype(np.int32)).cuda()
     bandwidth = copy_bandwidth()
     table: dict[str, Any] = {
@@ -156,8 +158,8 @@ def main() -> None:
             for row in rows:
                 print(f"{row['way']:16} M {row['horizon']:>8,}, {row['distinct_per_history']:>6,} distinct: ", end="")
                 print({k: v for k, v in row.items() if k.endswith(("_ms", "gib", "error"))}, flush=True)
-            if words.out:
-                words.out.write_text(json.dumps(table, indent=2) + "\n")
+            if args.out:
+                args.out.write_text(json.dumps(table, indent=2) + "\n")
         del text, cases
         torch.cuda.empty_cache()
 

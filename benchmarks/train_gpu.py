@@ -1,24 +1,24 @@
-"""Training on one GPU: our systems, nanoGPT and full attention, in one run.
+"""Training steps on one GPU: our systems, nanoGPT and full attention, in one run.
 
     python benchmarks/train_gpu.py --data STORE_OR_TEXT --nanogpt CHECKOUT --out results/train_gpu.json
 
-GPT-2 Small (124M), bf16-mixed, torch.compile, AdamW, clipping 1; 64 windows of 256 = 16,384 loss tokens a step:
+GPT-2 Small (124M), bf16-mixed, torch.compile, AdamW, clipping 1; 64 windows of 256 = 16,384 loss tokens per step:
 
     memory, delta, plain            53 slots over 8,192 tokens; the 53 preceding tokens; no slots
-    memory-65k, memory-1m           65 and 81 slots: a past of 65,536 and 1,048,576 tokens, windows shuffled
-    memory-1m-consecutive           the same, the 64 windows of a batch one after another in the text
-    memory-einsum, memory-conv1d    `memory` in the obvious ways: gather + einsum; depth-wise convolution, as the paper
-                                    words it, at the one position that is needed (see `convolution`)
-    nanogpt                         nanoGPT's model and step at 64 × 309 positions, from the checkout given by path. Its
-                                    loss counts all 19,776 of them, so ms/step is what compares with ours
-    full-T                          our decoder without slots over windows of T; about 16,384 loss tokens a step, or one
-                                    longer window; its position table grows with T. Attention is by a kernel of ours
-                                    up to 1,024 places, by PyTorch's SDPA beyond and in nanoGPT
+    memory-65k, memory-1m           65 and 81 slots: a past of 65,536 and 1,048,576 tokens, shuffled windows
+    memory-1m-consecutive           the same; the 64 windows of a batch are consecutive in the text
+    memory-einsum, memory-conv1d    `memory` in two simple ways: gather + einsum; a depth-wise convolution, as the paper
+                                    describes it, at the one position that is needed (see `convolution`)
+    nanogpt                         nanoGPT's model and training step at 64 × 309 positions, from a checkout. Its loss
+                                    covers all 19,776 positions, so compare ms per step, not loss tokens per second
+    full-T                          our decoder without slots over windows of T; about 16,384 loss tokens per step, or
+                                    one longer window; its position table grows with T. Attention uses our kernel up
+                                    to 1,024 positions, and PyTorch's SDPA beyond that and in nanoGPT
 
-Ours are timed through the trainer itself, data loading included, without log, validation and checkpoints; nanoGPT's
-step without the logging that waits for the GPU. A step's time runs from the end of the step before to its own end, by
-CUDA events. Share is the model's arithmetic (`flops`) over that time, against a bf16 product of 8,192³ in the same run.
-Without --data, table and picture are made again from the JSON.
+Our systems are timed in the trainer itself, data loading included, without log, validation and checkpoints; nanoGPT's
+step without the logging that waits for the GPU. The time of a step runs from the end of the previous step to its own
+end, by CUDA events. `share` is the model's arithmetic (`flops`) per second, relative to a bf16 product of 8,192³ that
+is timed in the same run. Without --data, table and plot are made again from the JSON file.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ CASES = ("memory", "delta", "nanogpt", "plain", "memory-65k", "memory-1m", "memo
 RATIOS = (("memory", "delta"), ("nanogpt", "memory"), ("memory-65k", "memory"), ("memory-1m", "memory"),
           ("memory-1m-consecutive", "memory"))  # fmt: skip
 WARM_UP_SECONDS, TIMED_SECONDS = 4.0, 8.0  # a slow case makes fewer steps
-GO_ON_AFRESH = 3  # exit status: a case left the GPU unusable to this process, the rest needs another
+GPU_UNUSABLE = 3  # exit status: after a failed case, the remaining ones need a new process
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """GPT-2 Small; `--toy` is for a rehearsal on a CPU."""
+    """GPT-2 Small; `--toy` has smaller ones for a CPU."""
 
     layers: int = 12
     heads: int = 12
@@ -81,15 +81,15 @@ class Sizes:
     batch: int = 64
     fewer_slots: int = 0
     shrink: int = 1
-    """windows of full attention are so many times shorter"""
+    """factor by which windows of full attention are shorter"""
     product: int = 8192
 
 
 TOY = Sizes(layers=2, heads=2, width=32, window=16, batch=4, fewer_slots=36, shrink=256, product=256)
-Steps = Generator[Tensor, None, None]  # makes one step of training at a time and gives its loss
+Steps = Generator[Tensor, None, None]  # trains one step at a time and yields its loss
 
 
-def model_of(case: str, sizes: Sizes, vocabulary: int) -> TransformerConfig:
+def model_config(case: str, sizes: Sizes, vocabulary: int) -> TransformerConfig:
     shape: dict[str, Any] = {"layers": sizes.layers, "heads": sizes.heads, "width": sizes.width}
     shape |= {"vocabulary": vocabulary, "window": sizes.window}
     if case in FULL:
@@ -103,8 +103,8 @@ def model_of(case: str, sizes: Sizes, vocabulary: int) -> TransformerConfig:
 def flops(model: TransformerConfig, windows: int, loss_tokens: int) -> float:
     """Multiplications and additions in the matrix products of a step; the backward pass is twice the forward pass.
 
-    Blocks at all positions (12 d² weights each), scores and mixing at the causal half of T², the head where there is
-    a loss. What the memory itself computes is not counted: it is a price, not work that the model asks for.
+    Blocks (12 d² parameters each) at all positions, attention over the causal half of T², the last layer at positions
+    with a loss. The arithmetic of the memory itself is not counted: it is overhead.
     """
     length, width = model.slots + model.window, model.width
     blocks = 2 * 12 * width**2 * model.layers * windows * length
@@ -113,7 +113,7 @@ def flops(model: TransformerConfig, windows: int, loss_tokens: int) -> float:
     return 3 * (blocks + attention + head)
 
 
-def ours(case: str, model: TransformerConfig, batch_size: int, store: TokenStore, total: int, row: dict) -> Steps:
+def our_steps(case: str, model: TransformerConfig, batch_size: int, store: TokenStore, total: int, row: dict) -> Steps:
     """The trainer's own steps."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(
@@ -125,32 +125,32 @@ def ours(case: str, model: TransformerConfig, batch_size: int, store: TokenStore
         row["parameters"] = run.bare.parameter_count()
         if memory := getattr(run.bare, "memory", None):
             if case == "memory-einsum":
-                memory.path = "naive"  # read when called, and compiled at the first call
+                memory.path = "naive"  # takes effect: the model is compiled at its first call
             row["path"] = memory.path_for(run.bare.table.weight)
             if case == "memory-conv1d":
                 memory.from_ids, row["path"] = convolution(memory), "conv1d"
         if case == "memory-1m-consecutive":
-            in_order(run)
+            use_text_order(run)
         for batch in run.batches_to_come():
             run.step(batch)
             yield run.loss
 
 
-def in_order(run: Run) -> None:
-    """Make the trainer deal out windows in the order of the text, from where the past is whole on."""
+def use_text_order(run: Run) -> None:
+    """Make the trainer take windows in the order of the text, beginning where the past is complete."""
     batches, window = run.batches, run.bare.window
     order = np.roll(np.arange(batches.windows_per_epoch), -(run.bare.history // window))
     batches._order = lambda epoch: (0, order)  # type: ignore[assignment]
     history, tokens, _ = batches.at(0)
     if not (history[1:, -window:] == tokens[:-1]).all():
-        raise RuntimeError("windows are not in the order of the text: Batches no longer asks _order for it")
+        raise RuntimeError("windows are not in the order of the text: Batches no longer uses _order")
 
 
 def convolution(memory: LogMemory, at_once: int = 4) -> Callable[[Tensor, Tensor], Tensor]:
-    """In place of `from_ids`: the whole bank as a depth-wise conv1d, a few histories at a time.
+    """Replaces `from_ids`: the whole bank as a depth-wise conv1d, a few histories at a time.
 
-    Only the forward pass. PyTorch's gradient of it walks all M taps at all M inputs, for a single output; here it is
-    the one product that it comes to, which flatters the convolution.
+    Only the forward pass is a convolution. PyTorch's gradient of conv1d would visit all M taps at all M inputs for a
+    single output. Here the backward pass is one matrix product with the same result, so this is a lower bound.
     """
     gain = next(memory.norm.parameters())
     width = len(gain)
@@ -175,8 +175,8 @@ def convolution(memory: LogMemory, at_once: int = 4) -> Callable[[Tensor, Tensor
     return from_ids
 
 
-def nanogpt(checkout: Path, model: TransformerConfig, batch_size: int, store: TokenStore, row: dict) -> Steps:
-    """What a step of nanoGPT's train.py does with its defaults for GPT-2 (its GradScaler is off in bf16)."""
+def nanogpt_steps(checkout: Path, model: TransformerConfig, batch_size: int, store: TokenStore, row: dict) -> Steps:
+    """The training step of nanoGPT's train.py with its defaults for GPT-2 (its GradScaler is off in bf16)."""
     sys.path.append(str(checkout))
     theirs = importlib.import_module("model")
     device, length = pick_device("auto"), model.slots + model.window
@@ -218,8 +218,12 @@ def nanogpt(checkout: Path, model: TransformerConfig, batch_size: int, store: To
 
 
 def time_steps(steps: Iterator[Tensor], warm_up: int, timed: int) -> tuple[list[float], float, Tensor]:
-    """Milliseconds from the end of each timed step to the end of the next, without waiting for the GPU in between;
-    the seconds of the first step of all, in which all is built and compiled; and what the last step gave.
+    """Times the steps without waiting for the GPU between them.
+
+    Returns:
+        milliseconds of each timed step, from the end of the previous one to its own end
+        seconds of the very first step, which builds and compiles everything
+        the last step's loss
     """
     cuda, started = torch.cuda.is_available(), time.perf_counter()
 
@@ -247,10 +251,10 @@ def time_steps(steps: Iterator[Tensor], warm_up: int, timed: int) -> tuple[list[
     return times, first, last
 
 
-def measure(case: str, words: argparse.Namespace, store: TokenStore, ceiling: float) -> dict[str, Any]:
-    """A row of the table."""
-    sizes = words.sizes
-    model = model_of(case, sizes, -(-store.tokenizer.size // 64) * 64)
+def measure(case: str, args: argparse.Namespace, store: TokenStore, ceiling: float) -> dict[str, Any]:
+    """One row of the table."""
+    sizes = args.sizes
+    model = model_config(case, sizes, -(-store.tokenizer.size // 64) * 64)
     batch_size = max(1, round(sizes.batch * sizes.window / model.window)) if case in FULL else sizes.batch
     loss_tokens = batch_size * (model.window + (model.slots if case == "nanogpt" else 0))
     sees = model.window + (model.bank.horizon if isinstance(model, LogMemoryConfig) else model.slots)
@@ -258,13 +262,13 @@ def measure(case: str, words: argparse.Namespace, store: TokenStore, ceiling: fl
                            "loss_tokens": loss_tokens}  # fmt: skip
     if cuda := torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-        row["left_over_gib"] = round(torch.cuda.memory_allocated() / 2**30, 2)  # by the cases before
+        row["left_over_gib"] = round(torch.cuda.memory_allocated() / 2**30, 2)  # by earlier cases
     if case == "nanogpt":
-        steps = nanogpt(words.nanogpt, model, batch_size, store, row)
+        steps = nanogpt_steps(args.nanogpt, model, batch_size, store, row)
     else:
-        steps = ours(case, model, batch_size, store, 1 + words.warmup + words.steps, row)
+        steps = our_steps(case, model, batch_size, store, 1 + args.warmup + args.steps, row)
     with closing(steps):
-        times, first, loss = time_steps(steps, words.warmup, words.steps)
+        times, first, loss = time_steps(steps, args.warmup, args.steps)
     low, median, high = np.percentile(times, [10, 50, 90])
     work = flops(model, batch_size, loss_tokens)
     return row | {
@@ -275,9 +279,9 @@ def measure(case: str, words: argparse.Namespace, store: TokenStore, ceiling: fl
     }  # fmt: skip
 
 
-def describe_run(words: argparse.Namespace, store: TokenStore) -> dict[str, Any]:
-    """The ceiling and everything else that the figures depend on."""
-    sizes, device = words.sizes, pick_device("auto")
+def describe_run(args: argparse.Namespace, store: TokenStore) -> dict[str, Any]:
+    """The measured ceiling, and everything else that the numbers depend on."""
+    sizes, device = args.sizes, pick_device("auto")
     one, other = (torch.randn(sizes.product, sizes.product, device=device, dtype=torch.bfloat16) for _ in range(2))
     times, *_ = time_steps((one @ other for _ in repeat(None)), 20, 100)
     heads = torch.empty(1, sizes.heads, 1024, sizes.width // sizes.heads, device=device, dtype=torch.bfloat16)
@@ -287,56 +291,56 @@ def describe_run(words: argparse.Namespace, store: TokenStore) -> dict[str, Any]
         "what": "training steps on one GPU: medians, 10th and 90th percentiles",
         "recipe": asdict(sizes) | {
             "precision": "bf16-mixed", "compiled": device.type == "cuda", "optimizer": "AdamW, fused; clip 1",
-            "sharpness": 100, "warm_up_steps": words.warmup, "most_steps": words.steps,
+            "sharpness": 100, "warm_up_steps": args.warmup, "most_steps": args.steps,
             "most_seconds": [WARM_UP_SECONDS, TIMED_SECONDS],
-            "attention": f"ours up to 1,024 places, {attention.name} beyond and in nanoGPT",
+            "attention": f"ours up to 1,024 positions, {attention.name} beyond and in nanoGPT",
         },
         "data": store.identity, "revision": revision(), "hardware": describe(device), "triton": triton or None,
         "ceiling_tflops": round(2 * sizes.product**3 / float(np.median(times)) / 1e9, 4),
     }  # fmt: skip
 
 
-def work(words: argparse.Namespace) -> None:
+def measure_cases(args: argparse.Namespace) -> None:
     """Measure the cases one by one and write the table after each."""
-    store = open_tokens(words.data)
-    table = read(words.out) or describe_run(words, store) | {"rows": []}
-    for case in words.cases:
+    store = open_tokens(args.data)
+    table = read(args.out) or describe_run(args, store) | {"rows": []}
+    for case in args.cases:
         try:
-            row = measure(case, words, store, table["ceiling_tflops"])
+            row = measure(case, args, store, table["ceiling_tflops"])
         except Exception as error:
             traceback.print_exc()
             row = {"case": case, "error": f"{type(error).__name__}: {error}"[:500]}
-        write(table, row, words.out)
-        print(line(row), flush=True)
+        write(table, row, args.out)
+        print(format_row(row), flush=True)
         try:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-        except RuntimeError:  # after an illegal access, say, nothing more can be done in this process
-            os._exit(GO_ON_AFRESH)
+        except RuntimeError:  # for example after an illegal memory access
+            os._exit(GPU_UNUSABLE)
         torch._dynamo.reset()
         gc.collect()
         torch.cuda.empty_cache()
 
 
-def supervise(words: argparse.Namespace) -> None:
-    """All cases in one process, for its start is slow; where one kills it, the rest in another."""
-    if "nanogpt" in words.cases and not (words.nanogpt and (words.nanogpt / "model.py").is_file()):
+def supervise(args: argparse.Namespace) -> None:
+    """Run all cases in one process, because its start is slow; if a case ends it, the rest in a new one."""
+    if "nanogpt" in args.cases and not (args.nanogpt and (args.nanogpt / "model.py").is_file()):
         raise UserError("the case nanogpt needs --nanogpt, a checkout of nanoGPT; or leave it out with --cases")
-    ensure_writable(words.out)
-    words.out.unlink(missing_ok=True)
-    left, store = list(words.cases), open_tokens(words.data)
+    ensure_writable(args.out)
+    args.out.unlink(missing_ok=True)
+    left, store = list(args.cases), open_tokens(args.data)
     while left:
-        options = {"data": store.path, "out": words.out, "steps": words.steps, "warmup": words.warmup,
-                   "cases": ",".join(left), "nanogpt": words.nanogpt or ""}  # fmt: skip
+        options = {"data": store.path, "out": args.out, "steps": args.steps, "warmup": args.warmup,
+                   "cases": ",".join(left), "nanogpt": args.nanogpt or ""}  # fmt: skip
         command = [sys.executable, __file__, "--work", *(f"--{name}={value}" for name, value in options.items())]
-        status = subprocess.run([*command, "--toy"] if words.toy else command).returncode
-        table = read(words.out)
+        status = subprocess.run([*command, "--toy"] if args.toy else command).returncode
+        table = read(args.out)
         if not table:
             raise UserError(f"the run failed before its first case (exit status {status})")
         done = [row["case"] for row in table["rows"]]
         left = [case for case in left if case not in done]
-        if left and status != GO_ON_AFRESH:
-            write(table, {"case": left.pop(0), "error": f"its process ended with status {status}"}, words.out)
+        if left and status != GPU_UNUSABLE:
+            write(table, {"case": left.pop(0), "error": f"its process ended with status {status}"}, args.out)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -344,7 +348,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(table: dict[str, Any], row: dict[str, Any], path: Path) -> None:
-    """Add a row, and what the rows come to."""
+    """Add a row and update the ratios."""
     table["rows"].append(row)
     times = {row["case"]: row["ms"] for row in table["rows"] if "ms" in row}
     both = [(top, bottom) for top, bottom in RATIOS if top in times and bottom in times]
@@ -352,7 +356,7 @@ def write(table: dict[str, Any], row: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def line(row: dict[str, Any]) -> str:
+def format_row(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{row['case']:22} failed: {row['error'].splitlines()[0]}"
     return (
@@ -362,77 +366,90 @@ def line(row: dict[str, Any]) -> str:
 
 
 def draw(table: dict[str, Any], out: Path) -> None:
-    """Left, what each system trains on in a second; right, the price of a longer past."""
+    """Left: throughput of each system. Right: time against the length of the past."""
     from matplotlib.figure import Figure
 
     ensure_writable(out)
     rows = {row["case"]: row for row in table["rows"] if "ms" in row}
     figure = Figure(figsize=(13, 5), layout="constrained")
-    bars, past = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2)
+    draw_throughput(left, rows)
+    draw_past(right, rows)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{table['hardware']['name']}, PyTorch {table['hardware']['torch']}", fontsize=10)
+    figure.savefig(out, dpi=130)
+
+
+def draw_throughput(axes: Any, rows: dict[str, dict[str, Any]]) -> None:
+    from logpast.reporting.palette import SERIES
+
     systems = [row for case, row in rows.items() if case in SLOTS][::-1]
-    for place, row in enumerate(systems):
+    for height, row in enumerate(systems):
         rate = row["loss_tokens_per_s"]
         spread = [[rate * (1 - row["ms"] / row["ms_90"])], [rate * (row["ms"] / row["ms_10"] - 1)]]
-        colour = "tab:orange" if row["case"] == "nanogpt" else "tab:blue"
-        bars.barh(place, rate, xerr=spread, color=colour, alpha=0.75, ecolor="0.3", capsize=2)
-        text = f"  {row['ms']:.1f} ms a step, {row['share']:.0%}"
-        bars.text(rate * row["ms"] / row["ms_10"], place, text, va="center", fontsize=8)
+        colour = SERIES[1] if row["case"] == "nanogpt" else SERIES[0]
+        axes.barh(height, rate, xerr=spread, color=colour, alpha=0.75, ecolor=SERIES[7], capsize=2)
+        text = f"  {row['ms']:.1f} ms per step, {row['share']:.0%}"
+        axes.text(rate * row["ms"] / row["ms_10"], height, text, va="center", fontsize=8)
     names = ["nanogpt (loss at\nall 309 positions)" if row["case"] == "nanogpt" else row["case"] for row in systems]
-    bars.set_yticks(range(len(systems)), names)
-    bars.set(xlabel="loss tokens a second", title="64 windows a step; % of the measured bf16 ceiling")
-    bars.set_xlim(0, 1.25 * bars.get_xlim()[1])  # room for the words
-    bars.xaxis.set_major_formatter("{x:,.0f}")
-    curves = (("memory, windows shuffled", "tab:blue", "o-", ("memory", "memory-65k", "memory-1m")),
-              ("memory, windows consecutive", "tab:cyan", "D", ("memory-1m-consecutive",)),
-              ("delta, plain", "0.4", "s", ("delta", "plain")),
-              ("full attention", "tab:red", "^-", tuple(FULL)))  # fmt: skip
+    axes.set_yticks(range(len(systems)), names)
+    axes.set(xlabel="loss tokens per second", title="64 windows per step; % of the measured bf16 ceiling")
+    axes.set_xlim(0, 1.3 * axes.get_xlim()[1])  # room for the text
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def draw_past(axes: Any, rows: dict[str, dict[str, Any]]) -> None:
+    from logpast.reporting.palette import SERIES
+
+    curves = (("memory, shuffled windows", SERIES[0], "o-", ("memory", "memory-65k", "memory-1m")),
+              ("memory, consecutive windows", SERIES[9], "D", ("memory-1m-consecutive",)),
+              ("delta, plain", SERIES[7], "s", ("delta", "plain")),
+              ("full attention", SERIES[3], "^-", tuple(FULL)))  # fmt: skip
     for label, colour, style, cases in curves:
         if points := [rows[case] for case in cases if case in rows]:
             low, middle, high = (
                 np.array([16384 * row[key] / row["loss_tokens"] for row in points]) for key in ("ms_10", "ms", "ms_90")
             )
-            past.errorbar([row["sees"] for row in points], middle, (np.maximum(middle - low, 0), high - middle),
+            axes.errorbar([row["sees"] for row in points], middle, (np.maximum(middle - low, 0), high - middle),
                           fmt=style, color=colour, label=label, capsize=2)  # fmt: skip
-    past.set(xlabel="tokens that a window's last position can see", ylabel="ms for 16,384 loss tokens",
-             title="the price of a longer past")  # fmt: skip
-    past.set_xscale("log", base=2)
-    past.set_yscale("log", base=2)
-    past.xaxis.set_major_formatter(lambda x, _: f"{x / 2**20:g}M" if x >= 2**20 else f"{x / 2**10:g}k")
-    past.yaxis.set_major_formatter("{x:g}")
-    past.legend(frameon=False)
-    for axis in (bars, past):
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{table['hardware']['name']}, PyTorch {table['hardware']['torch']}", fontsize=10)
-    figure.savefig(out, dpi=130)
+    axes.set(xlabel="tokens that a window's last position can see", ylabel="ms per 16,384 loss tokens",
+             title="step time with a longer past")  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x / 2**20:g}M" if x >= 2**20 else f"{x / 2**10:g}k")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(frameon=False)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="a token store or a text; ~20M tokens make the 1M past mostly whole")
+    parser.add_argument("--data", help="token store or text; about 20M tokens, so that most windows have a past of 1M")
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
-    parser.add_argument("--out", type=Path, required=True, help="the table, as JSON; replaced")
-    parser.add_argument("--plot", type=Path, help="the picture")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the table; replaced")
+    parser.add_argument("--plot", type=Path, help="image file for the plot")
     parser.add_argument("--cases", default=",".join(CASES), help="some of: %(default)s")
-    parser.add_argument("--steps", type=int, default=30, help="timed steps of a case, at most")
-    parser.add_argument("--warmup", type=int, default=10, help="steps before, at most, beside the one that compiles")
-    parser.add_argument("--toy", action="store_true", help="tiny models, to rehearse on a CPU")
+    parser.add_argument("--steps", type=int, default=30, help="timed steps per case, at most")
+    parser.add_argument("--warmup", type=int, default=10, help="untimed steps per case, at most, besides the first")
+    parser.add_argument("--toy", action="store_true", help="tiny models, to try the script on a CPU")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    words = parser.parse_args()
-    words.cases, words.sizes = words.cases.split(","), TOY if words.toy else Sizes()
-    if unknown := set(words.cases) - set(CASES):
+    args = parser.parse_args()
+    args.cases, args.sizes = args.cases.split(","), TOY if args.toy else Sizes()
+    if unknown := set(args.cases) - set(CASES):
         parser.error(f"unknown cases: {', '.join(sorted(unknown))}; known: {', '.join(CASES)}")
     try:
-        if words.work:
-            return work(words)
-        if words.data:
-            supervise(words)
-        table = read(words.out)
-        print("\n".join(line(row) for row in table["rows"]))
+        if args.work:
+            return measure_cases(args)
+        if args.data:
+            supervise(args)
+        if not (table := read(args.out)):
+            raise UserError(f"no table in {args.out}; give --data to measure one")
+        print("\n".join(format_row(row) for row in table["rows"]))
         print(f"bf16 ceiling: {table['ceiling_tflops']:,} TFLOP/s; {table['data']['tokens']:,} tokens of text")
         for name, ratio in table["step_time_ratios"].items():
             print(f"step time, {name}: {ratio}")
-        if words.plot:
-            draw(table, words.plot)
+        if args.plot:
+            draw(table, args.plot)
     except UserError as error:
         sys.exit(str(error))
 

@@ -1,1 +1,1 @@
-"""GPU kernels that replace standard layers in training, and the one place that decides when they do (`dispatch`)."""
+"""GPU kernels for training, and the one place that decides when they replace standard layers (`dispatch`)."""

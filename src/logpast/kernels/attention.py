@@ -1,11 +1,13 @@
-"""Causal self-attention over a short sequence, for training on a GPU: from the packed projections and back to them.
+"""Causal self-attention for training on a GPU, over sequences of at most `MAX_LENGTH` positions.
 
-Queries, keys and values are read where the projection left them, (B, T, 3, heads, D), and their gradients are written
-in the same form, so nothing is stacked or copied; the bias's gradient, their sum over all places, falls out on the way.
+The kernels read q, k and v where the projection wrote them, qkv (B, T, 3, heads, head_dim), and write dq, dk and dv in
+the same layout, so nothing is stacked or copied. The gradient of the projection's bias is the sum of dq, dk and dv over
+all positions; the backward kernels compute it as well.
 
-    forward     a block of queries goes through the keys up to its own; kept of the weights is log2 Σ 2^score
-    backward    a block of queries goes through the keys as before, then a block of keys through the queries from its
-                own on; nothing is added atomically, so the result is the same to the bit
+    forward     each block of queries visits the keys up to its own position; of the scores only
+                lse = log2 Σ 2^score of each query is kept
+    backward    each block of queries visits the same keys (dq), then each block of keys visits the queries from its
+                own position on (dk, dv); nothing is added atomically, so the result is bit-reproducible
 """
 
 from __future__ import annotations
@@ -19,212 +21,221 @@ from torch import Tensor
 
 from logpast.kernels.ops import operator
 
-LONGEST = 1024  # places: so far measured, and faster than the libraries' kernels
-BLOCK = 64
+MAX_LENGTH = 1024  # positions; measured up to here, and faster than PyTorch's kernels
+BLOCK = 64  # positions
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-def options(kernel: Any, depth: int) -> dict[str, int]:
-    """How a kernel is compiled: measured on an H200 at a depth of 64; twice that must fit into shared memory, too."""
-    if kernel is _to_keys:
+def options(kernel: Any, head_dim: int) -> dict[str, int]:
+    """Compile options, measured on an H200 at a head_dim of 64; with 128, fewer stages fit into shared memory."""
+    if kernel is _dkdv_kernel:
         return {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
-    return {"num_warps": 4, "num_stages": 1 if depth > 64 else 3 if kernel is _forward else 2}
+    return {"num_warps": 4, "num_stages": 1 if head_dim > 64 else 3 if kernel is _forward_kernel else 2}
 
 
 def fits(x: Tensor, heads: int) -> bool:
-    """Whether these kernels are made for such embeddings (B, T, width)."""
+    """Whether the kernels support attention over x (B, T, width)."""
     half = x.dtype in (torch.bfloat16, torch.float16)
-    return x.is_cuda and half and x.shape[1] <= LONGEST and x.shape[2] // heads in (16, 32, 64, 128)
+    return x.is_cuda and half and x.shape[1] <= MAX_LENGTH and x.shape[2] // heads in (16, 32, 64, 128)
 
 
-def attend(packed: Tensor, bias: Tensor, heads: int) -> Tensor:
-    """What attention mixes (B, T, width) from projections (B, T, 3 × width), in which the bias is already contained.
+def attend(qkv: Tensor, bias: Tensor, heads: int) -> Tensor:
+    """Causal self-attention (B, T, width) from the projection qkv (B, T, 3 × width), which includes its bias.
 
-    The bias (3 × width) is named for its gradient, which it gets from here and must not get from the projection too.
+    The bias (3 × width) is an argument because its gradient is computed here. The projection must not compute it too.
     """
-    mixed, _ = torch.ops.logpast.attention(packed, bias, heads)
-    return mixed
+    out, _ = torch.ops.logpast.attention(qkv, bias, heads)
+    return out
 
 
 @operator("attention")
-def _attention(packed: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    batch, length, width = _sizes(packed)
-    packed = packed.contiguous()
-    mixed = packed.new_empty(batch, length, width)
-    sums = packed.new_empty(batch, heads, length, dtype=torch.float32)
-    depth, blocks = width // heads, triton.cdiv(length, BLOCK)
-    _forward[blocks * batch * heads,](
-        packed, mixed, sums, length, depth**-0.5, HEADS=heads, DEPTH=depth, BLOCK=BLOCK, **options(_forward, depth)
-    )
-    return mixed, sums
+def _attention(qkv: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    batch, length, width = _sizes(qkv)
+    qkv = qkv.contiguous()
+    out = qkv.new_empty(batch, length, width)
+    lse = qkv.new_empty(batch, heads, length, dtype=torch.float32)
+    head_dim, blocks = width // heads, triton.cdiv(length, BLOCK)
+    _forward_kernel[blocks * batch * heads,](
+        qkv, out, lse, length, head_dim**-0.5,
+        HEADS=heads, HEAD_DIM=head_dim, BLOCK=BLOCK, **options(_forward_kernel, head_dim),
+    )  # fmt: skip
+    return out, lse
 
 
 @operator("attention_backward")
-def _attention_backward(
-    packed: Tensor, mixed: Tensor, sums: Tensor, above: Tensor, heads: int
-) -> tuple[Tensor, Tensor]:
-    batch, length, width = _sizes(packed)
-    gradient = torch.empty_like(packed, memory_format=torch.contiguous_format)
-    depth, blocks = width // heads, triton.cdiv(length, BLOCK)
-    parts = packed.new_empty(batch * blocks, 3 * width, dtype=torch.float32)
-    tensors = packed.contiguous(), mixed, sums, torch.empty_like(sums), above.contiguous(), gradient, parts
-    for kernel in (_to_queries, _to_keys):  # in this order: the first leaves something for the second
+def _attention_backward(qkv: Tensor, out: Tensor, lse: Tensor, do: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """dqkv, and the partial sums of dbias: one row per sequence and block."""
+    batch, length, width = _sizes(qkv)
+    dqkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    head_dim, blocks = width // heads, triton.cdiv(length, BLOCK)
+    dbias = qkv.new_empty(batch * blocks, 3 * width, dtype=torch.float32)
+    delta = torch.empty_like(lse)
+    tensors = qkv.contiguous(), out, lse, delta, do.contiguous(), dqkv, dbias
+    for kernel in (_dq_kernel, _dkdv_kernel):  # in this order: the first writes delta, the second reads it
         kernel[blocks * batch * heads,](
-            *tensors, length, depth**-0.5, HEADS=heads, DEPTH=depth, BLOCK=BLOCK, **options(kernel, depth)
+            *tensors, length, head_dim**-0.5, HEADS=heads, HEAD_DIM=head_dim, BLOCK=BLOCK, **options(kernel, head_dim)
         )
-    return gradient, parts
+    return dqkv, dbias
 
 
-def _sizes(packed: Tensor) -> tuple[int, int, int]:
-    return packed.shape[0], packed.shape[1], packed.shape[2] // 3
+def _sizes(qkv: Tensor) -> tuple[int, int, int]:
+    return qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
 
 
 @_attention.register_fake
-def _(packed: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    batch, length, width = _sizes(packed)
-    mixed = packed.new_empty(batch, length, width)
-    return mixed, packed.new_empty(batch, heads, length, dtype=torch.float32)
+def _(qkv: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    batch, length, width = _sizes(qkv)
+    out = qkv.new_empty(batch, length, width)
+    return out, qkv.new_empty(batch, heads, length, dtype=torch.float32)
 
 
 @_attention_backward.register_fake
-def _(packed: Tensor, mixed: Tensor, sums: Tensor, above: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    gradient = torch.empty_like(packed, memory_format=torch.contiguous_format)
-    blocks = (packed.shape[1] + BLOCK - 1) // BLOCK
-    return gradient, packed.new_empty(packed.shape[0] * blocks, packed.shape[2], dtype=torch.float32)
+def _(qkv: Tensor, out: Tensor, lse: Tensor, do: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    dqkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    blocks = (qkv.shape[1] + BLOCK - 1) // BLOCK
+    return dqkv, qkv.new_empty(qkv.shape[0] * blocks, qkv.shape[2], dtype=torch.float32)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:
-    packed, bias, ctx.heads = inputs
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+    qkv, bias, ctx.heads = inputs
     ctx.bias_dtype = bias.dtype
-    ctx.save_for_backward(packed, *output)
+    ctx.save_for_backward(qkv, *output)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
-def _chain(ctx: Any, above: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
-    if above is None:
+def _backward(ctx: Any, do: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+    if do is None:
         return None, None, None
-    gradient, parts = torch.ops.logpast.attention_backward(*ctx.saved_tensors, above, ctx.heads)
-    return gradient, parts.sum(0).to(ctx.bias_dtype), None
+    dqkv, dbias = torch.ops.logpast.attention_backward(*ctx.saved_tensors, do, ctx.heads)
+    return dqkv, dbias.sum(0).to(ctx.bias_dtype), None
 
 
-_attention.register_autograd(_chain, setup_context=_keep)
+_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 @triton.jit
-def _forward(packed, mixed, sums, length, scale, HEADS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr):
+def _forward_kernel(qkv, out, lse, length, scale, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """One block of queries of one sequence and head."""
     blocks = tl.cdiv(length, BLOCK)
     block, pair = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    packed = _of(packed, pair, length, 3, HEADS, DEPTH)
-    mixed = _of(mixed, pair, length, 1, HEADS, DEPTH)
-    here = block * BLOCK + tl.arange(0, BLOCK)
-    query = _load(packed, here, length, 3, 0, HEADS, DEPTH)
-    peak = tl.full((BLOCK,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    sofar = tl.zeros((BLOCK, DEPTH), tl.float32)
+    qkv = _head(qkv, pair, length, 3, HEADS, HEAD_DIM)
+    out = _head(out, pair, length, 1, HEADS, HEAD_DIM)
+    q_position = block * BLOCK + tl.arange(0, BLOCK)
+    q = _load(qkv, q_position, length, 3, 0, HEADS, HEAD_DIM)
+    row_max = tl.full((BLOCK,), -float("inf"), tl.float32)
+    row_sum = tl.zeros((BLOCK,), tl.float32)
+    acc = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
     for start in range(0, (block + 1) * BLOCK, BLOCK):
-        there = start + tl.arange(0, BLOCK)
-        key = _load(packed, there, length, 3, 1, HEADS, DEPTH)
-        value = _load(packed, there, length, 3, 2, HEADS, DEPTH)
-        score = tl.dot(query, tl.trans(key)) * (scale * LOG2_E)
-        score = tl.where(there[None, :] <= here[:, None], score, -float("inf"))
-        larger = tl.maximum(peak, tl.max(score, axis=1))
-        weight = tl.exp2(score - larger[:, None])
-        shrunk = tl.exp2(peak - larger)
-        total = total * shrunk + tl.sum(weight, axis=1)
-        sofar = tl.dot(weight.to(value.dtype), value, sofar * shrunk[:, None])
-        peak = larger
-    _store(mixed, sofar / total[:, None], here, length, 1, 0, HEADS, DEPTH)
-    tl.store(sums + pair.to(tl.int64) * length + here, peak + tl.log2(total), mask=here < length)
+        k_position = start + tl.arange(0, BLOCK)
+        k = _load(qkv, k_position, length, 3, 1, HEADS, HEAD_DIM)
+        v = _load(qkv, k_position, length, 3, 2, HEADS, HEAD_DIM)
+        score = tl.dot(q, tl.trans(k)) * (scale * LOG2_E)
+        score = tl.where(k_position[None, :] <= q_position[:, None], score, -float("inf"))
+        new_max = tl.maximum(row_max, tl.max(score, axis=1))
+        p = tl.exp2(score - new_max[:, None])
+        rescale = tl.exp2(row_max - new_max)
+        row_sum = row_sum * rescale + tl.sum(p, axis=1)
+        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
+        row_max = new_max
+    _store(out, acc / row_sum[:, None], q_position, length, 1, 0, HEADS, HEAD_DIM)
+    tl.store(lse + pair.to(tl.int64) * length + q_position, row_max + tl.log2(row_sum), mask=q_position < length)
 
 
 @triton.jit
-def _to_queries(
-    packed, mixed, sums, centres, above, gradient, parts, length, scale,
-    HEADS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
+def _dq_kernel(
+    qkv, out, lse, delta, do, dqkv, dbias, length, scale,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries: what all keys up to their own send back to them."""
+    """dq of one block of queries, from all keys up to its own position; delta = Σ do · out of each query."""
     blocks = tl.cdiv(length, BLOCK)
     block, pair = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    packed = _of(packed, pair, length, 3, HEADS, DEPTH)
-    here = block * BLOCK + tl.arange(0, BLOCK)
-    query = _load(packed, here, length, 3, 0, HEADS, DEPTH)
-    towards = _load(_of(above, pair, length, 1, HEADS, DEPTH), here, length, 1, 0, HEADS, DEPTH)
-    result = _load(_of(mixed, pair, length, 1, HEADS, DEPTH), here, length, 1, 0, HEADS, DEPTH)
-    centre = tl.sum(towards.to(tl.float32) * result.to(tl.float32), axis=1)
-    tl.store(centres + pair.to(tl.int64) * length + here, centre, mask=here < length)
-    normal = tl.load(sums + pair.to(tl.int64) * length + here, mask=here < length, other=float("inf"))
-    to_query = tl.zeros((BLOCK, DEPTH), tl.float32)
+    qkv = _head(qkv, pair, length, 3, HEADS, HEAD_DIM)
+    q_position = block * BLOCK + tl.arange(0, BLOCK)
+    q = _load(qkv, q_position, length, 3, 0, HEADS, HEAD_DIM)
+    do_block = _load(_head(do, pair, length, 1, HEADS, HEAD_DIM), q_position, length, 1, 0, HEADS, HEAD_DIM)
+    out_block = _load(_head(out, pair, length, 1, HEADS, HEAD_DIM), q_position, length, 1, 0, HEADS, HEAD_DIM)
+    delta_block = tl.sum(do_block.to(tl.float32) * out_block.to(tl.float32), axis=1)
+    tl.store(delta + pair.to(tl.int64) * length + q_position, delta_block, mask=q_position < length)
+    lse_block = tl.load(lse + pair.to(tl.int64) * length + q_position, mask=q_position < length, other=float("inf"))
+    dq = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
     for start in range(0, (block + 1) * BLOCK, BLOCK):
-        there = start + tl.arange(0, BLOCK)
-        key = _load(packed, there, length, 3, 1, HEADS, DEPTH)
-        value = _load(packed, there, length, 3, 2, HEADS, DEPTH)
-        score = tl.dot(query, tl.trans(key)) * (scale * LOG2_E)
-        weight = tl.where(there[None, :] <= here[:, None], tl.exp2(score - normal[:, None]), 0.0)
-        change = weight * (tl.dot(towards, tl.trans(value)) - centre[:, None])
-        to_query = tl.dot(change.to(key.dtype), key, to_query)
-    to_query *= scale
-    _store(_of(gradient, pair, length, 3, HEADS, DEPTH), to_query, here, length, 3, 0, HEADS, DEPTH)
-    _add_up(parts, to_query, pair, block, blocks, 0, HEADS, DEPTH)
+        k_position = start + tl.arange(0, BLOCK)
+        k = _load(qkv, k_position, length, 3, 1, HEADS, HEAD_DIM)
+        v = _load(qkv, k_position, length, 3, 2, HEADS, HEAD_DIM)
+        score = tl.dot(q, tl.trans(k)) * (scale * LOG2_E)
+        p = tl.where(k_position[None, :] <= q_position[:, None], tl.exp2(score - lse_block[:, None]), 0.0)
+        dscore = p * (tl.dot(do_block, tl.trans(v)) - delta_block[:, None])
+        dq = tl.dot(dscore.to(k.dtype), k, dq)
+    dq *= scale
+    _store(_head(dqkv, pair, length, 3, HEADS, HEAD_DIM), dq, q_position, length, 3, 0, HEADS, HEAD_DIM)
+    _store_dbias(dbias, dq, pair, block, blocks, 0, HEADS, HEAD_DIM)
 
 
 @triton.jit
-def _to_keys(
-    packed, mixed, sums, centres, above, gradient, parts, length, scale,
-    HEADS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
+def _dkdv_kernel(
+    qkv, out, lse, delta, do, dqkv, dbias, length, scale,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of keys and values: what all queries from their own on send back to them."""
+    """dk and dv of one block of keys, from all queries from its own position on."""
     blocks = tl.cdiv(length, BLOCK)
     block, pair = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    packed = _of(packed, pair, length, 3, HEADS, DEPTH)
-    above = _of(above, pair, length, 1, HEADS, DEPTH)
-    here = block * BLOCK + tl.arange(0, BLOCK)
-    key = _load(packed, here, length, 3, 1, HEADS, DEPTH)
-    value = _load(packed, here, length, 3, 2, HEADS, DEPTH)
-    to_key = tl.zeros((BLOCK, DEPTH), tl.float32)
-    to_value = tl.zeros((BLOCK, DEPTH), tl.float32)
+    qkv = _head(qkv, pair, length, 3, HEADS, HEAD_DIM)
+    do = _head(do, pair, length, 1, HEADS, HEAD_DIM)
+    k_position = block * BLOCK + tl.arange(0, BLOCK)
+    k = _load(qkv, k_position, length, 3, 1, HEADS, HEAD_DIM)
+    v = _load(qkv, k_position, length, 3, 2, HEADS, HEAD_DIM)
+    dk = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
+    dv = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
     for start in range(block * BLOCK, length, BLOCK):
-        there = start + tl.arange(0, BLOCK)
-        query = _load(packed, there, length, 3, 0, HEADS, DEPTH)
-        towards = _load(above, there, length, 1, 0, HEADS, DEPTH)
-        normal = tl.load(sums + pair.to(tl.int64) * length + there, mask=there < length, other=float("inf"))
-        centre = tl.load(centres + pair.to(tl.int64) * length + there, mask=there < length, other=0.0)
-        score = tl.dot(key, tl.trans(query)) * (scale * LOG2_E)
-        weight = tl.where(here[:, None] <= there[None, :], tl.exp2(score - normal[None, :]), 0.0)
-        to_value = tl.dot(weight.to(towards.dtype), towards, to_value)
-        change = weight * (tl.dot(value, tl.trans(towards)) - centre[None, :])
-        to_key = tl.dot(change.to(query.dtype), query, to_key)
-    to_key *= scale
-    gradient = _of(gradient, pair, length, 3, HEADS, DEPTH)
-    _store(gradient, to_key, here, length, 3, 1, HEADS, DEPTH)
-    _store(gradient, to_value, here, length, 3, 2, HEADS, DEPTH)
-    _add_up(parts, to_key, pair, block, blocks, 1, HEADS, DEPTH)
-    _add_up(parts, to_value, pair, block, blocks, 2, HEADS, DEPTH)
+        q_position = start + tl.arange(0, BLOCK)
+        q = _load(qkv, q_position, length, 3, 0, HEADS, HEAD_DIM)
+        do_block = _load(do, q_position, length, 1, 0, HEADS, HEAD_DIM)
+        lse_block = tl.load(lse + pair.to(tl.int64) * length + q_position, mask=q_position < length, other=float("inf"))
+        delta_block = tl.load(delta + pair.to(tl.int64) * length + q_position, mask=q_position < length, other=0.0)
+        score = tl.dot(k, tl.trans(q)) * (scale * LOG2_E)
+        p = tl.where(k_position[:, None] <= q_position[None, :], tl.exp2(score - lse_block[None, :]), 0.0)
+        dv = tl.dot(p.to(do_block.dtype), do_block, dv)
+        dscore = p * (tl.dot(v, tl.trans(do_block)) - delta_block[None, :])
+        dk = tl.dot(dscore.to(q.dtype), q, dk)
+    dk *= scale
+    dqkv = _head(dqkv, pair, length, 3, HEADS, HEAD_DIM)
+    _store(dqkv, dk, k_position, length, 3, 1, HEADS, HEAD_DIM)
+    _store(dqkv, dv, k_position, length, 3, 2, HEADS, HEAD_DIM)
+    _store_dbias(dbias, dk, pair, block, blocks, 1, HEADS, HEAD_DIM)
+    _store_dbias(dbias, dv, pair, block, blocks, 2, HEADS, HEAD_DIM)
+
+
+# In these helpers a tensor is (B, T, PACKED, heads, head_dim): PACKED is 3 for qkv (INDEX 0 is q, 1 k, 2 v) and 1 for
+# out. `pair` numbers the pairs of a sequence and a head.
 
 
 @triton.jit
-def _of(rows, pair, length, KINDS: tl.constexpr, HEADS: tl.constexpr, DEPTH: tl.constexpr):
-    """Where the rows (B, T, kinds, heads, D) of a pair, a batch's and a head's, begin."""
-    return rows + (pair // HEADS).to(tl.int64) * length * (KINDS * HEADS * DEPTH) + pair % HEADS * DEPTH
+def _head(tensor, pair, length, PACKED: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Pointer to the first element of a pair."""
+    return tensor + (pair // HEADS).to(tl.int64) * length * (PACKED * HEADS * HEAD_DIM) + pair % HEADS * HEAD_DIM
 
 
 @triton.jit
-def _load(rows, place, length, KINDS: tl.constexpr, KIND: tl.constexpr, HEADS: tl.constexpr, DEPTH: tl.constexpr):
-    at = place[:, None] * (KINDS * HEADS * DEPTH) + KIND * HEADS * DEPTH + tl.arange(0, DEPTH)
-    return tl.load(rows + at, mask=place[:, None] < length, other=0.0)
+def _load(
+    tensor, position, length, PACKED: tl.constexpr, INDEX: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr
+):
+    offset = position[:, None] * (PACKED * HEADS * HEAD_DIM) + INDEX * HEADS * HEAD_DIM + tl.arange(0, HEAD_DIM)
+    return tl.load(tensor + offset, mask=position[:, None] < length, other=0.0)
 
 
 @triton.jit
 def _store(
-    rows, what, place, length, KINDS: tl.constexpr, KIND: tl.constexpr, HEADS: tl.constexpr, DEPTH: tl.constexpr
-):
-    at = place[:, None] * (KINDS * HEADS * DEPTH) + KIND * HEADS * DEPTH + tl.arange(0, DEPTH)
-    tl.store(rows + at, what.to(rows.dtype.element_ty), mask=place[:, None] < length)
+    tensor, value, position, length,
+    PACKED: tl.constexpr, INDEX: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    offset = position[:, None] * (PACKED * HEADS * HEAD_DIM) + INDEX * HEADS * HEAD_DIM + tl.arange(0, HEAD_DIM)
+    tl.store(tensor + offset, value.to(tensor.dtype.element_ty), mask=position[:, None] < length)
 
 
 @triton.jit
-def _add_up(parts, what, pair, block, blocks, KIND: tl.constexpr, HEADS: tl.constexpr, DEPTH: tl.constexpr):
-    """This block's part of the bias's gradient; what lies beyond the sequence is zero."""
+def _store_dbias(dbias, grad, pair, block, blocks, INDEX: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """The block's partial sum; `grad` is zero at positions beyond the sequence."""
     row = (pair // HEADS).to(tl.int64) * blocks + block
-    at = (row * 3 + KIND) * (HEADS * DEPTH) + pair % HEADS * DEPTH + tl.arange(0, DEPTH)
-    tl.store(parts + at, tl.sum(what, axis=0))
+    offset = (row * 3 + INDEX) * (HEADS * HEAD_DIM) + pair % HEADS * HEAD_DIM + tl.arange(0, HEAD_DIM)
+    tl.store(dbias + offset, tl.sum(grad, axis=0))

@@ -1,4 +1,4 @@
-"""Work that comes again and again as one CUDA graph: the host says "again" instead of launching hundreds of kernels."""
+"""Repeated work as one CUDA graph: the host replays the graph instead of launching hundreds of kernels."""
 
 from __future__ import annotations
 
@@ -10,53 +10,55 @@ from typing import Any
 
 import torch
 
-WARM_UP = 3  # calls before the capture: they compile kernels and claim the libraries' workspaces
+WARM_UP = 3  # calls before the capture, which compile kernels and allocate the libraries' workspaces
 
 
 @cache
-def _beside(device: int) -> torch.cuda.Stream:
-    """Where all that is replayed on a device is captured: for each stream, libraries claim workspaces anew."""
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One stream per device for all captures: libraries allocate workspaces for every new stream."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Garbage may hold an earlier graph, and to free that during a capture ends the capture."""
-    collecting = gc.isenabled()
+def _gc_off() -> Iterator[None]:
+    """Without garbage collection, which may free an earlier graph: that would end a capture with an error."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if enabled:
             gc.enable()
 
 
 class Replay:
-    """`work`, a function of a batch that works on its CUDA device and tells the host nothing.
+    """Calls a function of a batch, captures it at call `WARM_UP` + 1, and replays the capture from then on.
 
-    It is called as it is a few times, then captured, then replayed; batches must have one shape. What it returns is
-    overwritten by the next call.
+    Args:
+        function: runs on the batch's CUDA device and never waits for the GPU. All batches must have the same shape.
+
+    The next call overwrites what a call returned.
     """
 
-    def __init__(self, work: Callable[[Any], Any]) -> None:
-        self.work = work
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
         self.calls = 0
 
     def __call__(self, batch: Any) -> Any:
         with torch.cuda.device_of(batch[0]):
             if self.calls == 0:
                 self.batch = type(batch)(*(part.clone() for part in batch))
-                self.graph, self.stream = torch.cuda.CUDAGraph(), _beside(torch.cuda.current_device())
-            for kept, new in zip(self.batch, batch, strict=True):
-                kept.copy_(new)
+                self.graph, self.stream = torch.cuda.CUDAGraph(), _capture_stream(torch.cuda.current_device())
+            for static, new in zip(self.batch, batch, strict=True):
+                static.copy_(new)
             if self.calls < WARM_UP:
                 self.stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self.stream):
-                    self.result = self.work(self.batch)
+                    self.result = self.function(self.batch)
                 torch.cuda.current_stream().wait_stream(self.stream)
             elif self.calls == WARM_UP:
-                with _no_collection(), torch.cuda.graph(self.graph, stream=self.stream):
-                    self.result = self.work(self.batch)
+                with _gc_off(), torch.cuda.graph(self.graph, stream=self.stream):
+                    self.result = self.function(self.batch)
             if self.calls >= WARM_UP:
                 self.graph.replay()
             self.calls += 1

@@ -1,8 +1,9 @@
-"""A layer's output added to the stream, and LayerNorm of the sum, for training on a GPU: one kernel there, one back.
+"""Residual addition followed by LayerNorm, for training on a GPU: one kernel forward, one kernel backward.
 
-    total = x + more + bias        normed = (total − mean) / √(variance + ε) · gain + shift
+    total = residual + x + linear_bias        out = (total − mean) · rstd · weight + bias
 
-The way back adds what comes to the total and to its norm, and sums up over all rows what goes to bias, gain and shift.
+x is the output of a linear layer without its bias, `linear_bias`. The backward kernel adds the gradients that arrive
+at total and through out, and sums those of linear_bias, weight and bias over all rows.
 """
 
 from __future__ import annotations
@@ -17,145 +18,149 @@ from torch import Tensor
 from logpast.kernels.ops import operator
 
 FORWARD = {"ROWS": 4, "num_warps": 4}  # measured on an H200
-BACKWARD = {"ROWS": 1, "TIMES": 32, "num_warps": 4}
+BACKWARD = {"ROWS": 1, "REPEATS": 32, "num_warps": 4}
 
 
 def fits(x: Tensor) -> bool:
-    """Whether these kernels are made for such embeddings (…, width)."""
+    """Whether the kernels support x (…, width)."""
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] <= 4096
 
 
 def add_norm(
-    x: Tensor, more: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, epsilon: float
+    residual: Tensor, x: Tensor, linear_bias: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The total and its norm, both (…, width) in the type of x."""
-    total, normed, _ = torch.ops.logpast.add_norm(x, more, bias, gain, shift, epsilon)
-    return total, normed
+    """total and out, both (…, width) in the dtype of residual."""
+    total, out, _ = torch.ops.logpast.add_norm(residual, x, linear_bias, weight, bias, eps)
+    return total, out
 
 
 @operator("add_norm")
 def _add_norm(
-    x: Tensor, more: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, epsilon: float
+    residual: Tensor, x: Tensor, linear_bias: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    width = x.shape[-1]
-    rows = x.numel() // width
-    total, normed = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
-    spread = x.new_empty(rows, 2, dtype=torch.float32)
-    _forward[triton.cdiv(rows, FORWARD["ROWS"]),](
-        x.contiguous(), more.contiguous(), bias, gain, shift, total, normed, spread, rows, width, epsilon,
+    """total, out, and mean and rstd of each row."""
+    width = residual.shape[-1]
+    rows = residual.numel() // width
+    total, out = (torch.empty_like(residual, memory_format=torch.contiguous_format) for _ in range(2))
+    stats = residual.new_empty(rows, 2, dtype=torch.float32)
+    _forward_kernel[triton.cdiv(rows, FORWARD["ROWS"]),](
+        residual.contiguous(), x.contiguous(), linear_bias, weight, bias, total, out, stats, rows, width, eps,
         COLUMNS=triton.next_power_of_2(width), **FORWARD,
     )  # fmt: skip
-    return total, normed, spread
+    return total, out, stats
 
 
 @operator("add_norm_backward")
 def _add_norm_backward(
-    total: Tensor, spread: Tensor, gain: Tensor, to_total: Tensor | None, to_normed: Tensor
+    total: Tensor, stats: Tensor, weight: Tensor, dtotal: Tensor | None, dout: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """dx, which is the residual's gradient too, and partial sums of the gradients of linear_bias, weight and bias."""
     width = total.shape[-1]
     rows = total.numel() // width
-    gradient = torch.empty_like(total)
-    tall = triton.cdiv(rows, BACKWARD["ROWS"] * BACKWARD["TIMES"])
-    parts = total.new_empty(tall, 3, width, dtype=torch.float32)
-    _backward[tall,](
-        total, spread, gain, total if to_total is None else to_total.contiguous(), to_normed.contiguous(),
-        gradient, parts, rows, width,
-        MORE=to_total is not None, COLUMNS=triton.next_power_of_2(width), **BACKWARD,
+    dx = torch.empty_like(total)
+    programs = triton.cdiv(rows, BACKWARD["ROWS"] * BACKWARD["REPEATS"])
+    sums = total.new_empty(programs, 3, width, dtype=torch.float32)
+    _backward_kernel[programs,](
+        total, stats, weight, total if dtotal is None else dtotal.contiguous(), dout.contiguous(),
+        dx, sums, rows, width,
+        HAS_DTOTAL=dtotal is not None, COLUMNS=triton.next_power_of_2(width), **BACKWARD,
     )  # fmt: skip
-    return gradient, parts
+    return dx, sums
 
 
 @_add_norm.register_fake
 def _(
-    x: Tensor, more: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, epsilon: float
+    residual: Tensor, x: Tensor, linear_bias: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    total, normed = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
-    return total, normed, x.new_empty(x.numel() // x.shape[-1], 2, dtype=torch.float32)
+    total, out = (torch.empty_like(residual, memory_format=torch.contiguous_format) for _ in range(2))
+    return total, out, residual.new_empty(residual.numel() // residual.shape[-1], 2, dtype=torch.float32)
 
 
 @_add_norm_backward.register_fake
-def _(total: Tensor, spread: Tensor, gain: Tensor, to_total: Tensor | None, to_normed: Tensor) -> tuple[Tensor, Tensor]:
+def _(total: Tensor, stats: Tensor, weight: Tensor, dtotal: Tensor | None, dout: Tensor) -> tuple[Tensor, Tensor]:
     rows = total.numel() // total.shape[-1]
-    tall = (rows + BACKWARD["ROWS"] * BACKWARD["TIMES"] - 1) // (BACKWARD["ROWS"] * BACKWARD["TIMES"])
-    return torch.empty_like(total), total.new_empty(tall, 3, total.shape[-1], dtype=torch.float32)
+    programs = (rows + BACKWARD["ROWS"] * BACKWARD["REPEATS"] - 1) // (BACKWARD["ROWS"] * BACKWARD["REPEATS"])
+    return torch.empty_like(total), total.new_empty(programs, 3, total.shape[-1], dtype=torch.float32)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    total, _, spread = output
-    ctx.save_for_backward(total, spread, inputs[3])
-    ctx.dtypes = [part.dtype for part in inputs[2:5]]
-    ctx.mark_non_differentiable(spread)
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, _, linear_bias, weight, bias, _ = inputs
+    total, _, stats = output
+    ctx.save_for_backward(total, stats, weight)
+    ctx.dtypes = [parameter.dtype for parameter in (linear_bias, weight, bias)]
+    ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
 
 
-def _chain(ctx: Any, to_total: Tensor | None, to_normed: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    if to_normed is None:  # only the sum was used
-        to_bias = None if to_total is None else to_total.flatten(0, -2).sum(0, dtype=torch.float32).to(ctx.dtypes[0])
-        return to_total, to_total, to_bias, None, None, None
-    gradient, parts = torch.ops.logpast.add_norm_backward(*ctx.saved_tensors, to_total, to_normed)
-    small = (part.to(dtype) for part, dtype in zip(parts.sum(0), ctx.dtypes, strict=True))
-    return gradient, gradient, *small, None
+def _backward(ctx: Any, dtotal: Tensor | None, dout: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    if dout is None:  # only the total was used
+        dlinear_bias = None if dtotal is None else dtotal.flatten(0, -2).sum(0, dtype=torch.float32).to(ctx.dtypes[0])
+        return dtotal, dtotal, dlinear_bias, None, None, None
+    dx, sums = torch.ops.logpast.add_norm_backward(*ctx.saved_tensors, dtotal, dout)
+    dparameters = (grad.to(dtype) for grad, dtype in zip(sums.sum(0), ctx.dtypes, strict=True))
+    return dx, dx, *dparameters, None
 
 
-_add_norm.register_autograd(_chain, setup_context=_keep)
+_add_norm.register_autograd(_backward, setup_context=_setup_context)
 
 
 @triton.jit
-def _forward(
-    x, more, bias, gain, shift, total, normed, spread, rows, width, epsilon, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _forward_kernel(
+    residual, x, linear_bias, weight, bias, total, out, stats, rows, width, eps,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    place = row[:, None].to(tl.int64) * width + column
-    wide = column < width
-    inside = (row[:, None] < rows) & wide
-    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    value += tl.load(more + place, mask=inside, other=0.0).to(tl.float32)
-    value += tl.load(bias + column, mask=wide, other=0.0).to(tl.float32)
+    offset = row[:, None].to(tl.int64) * width + column
+    in_width = column < width
+    mask = (row[:, None] < rows) & in_width
+    value = tl.load(residual + offset, mask=mask, other=0.0).to(tl.float32)
+    value += tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
+    value += tl.load(linear_bias + column, mask=in_width, other=0.0).to(tl.float32)
     rounded = value.to(total.dtype.element_ty)
-    tl.store(total + place, rounded, mask=inside)
-    value = rounded.to(tl.float32)  # the norm is that of the total as it is kept
+    tl.store(total + offset, rounded, mask=mask)
+    value = rounded.to(tl.float32)  # normalise the total as it is stored
     mean = tl.sum(value, axis=1) / width
-    value = tl.where(wide, value - mean[:, None], 0.0)
-    slope = 1 / tl.sqrt(tl.sum(value * value, axis=1) / width + epsilon)
-    tl.store(spread + 2 * row, mean, mask=row < rows)
-    tl.store(spread + 2 * row + 1, slope, mask=row < rows)
-    value = value * slope[:, None] * tl.load(gain + column, mask=wide, other=0.0).to(tl.float32)
-    value += tl.load(shift + column, mask=wide, other=0.0).to(tl.float32)
-    tl.store(normed + place, value.to(normed.dtype.element_ty), mask=inside)
+    value = tl.where(in_width, value - mean[:, None], 0.0)
+    rstd = 1 / tl.sqrt(tl.sum(value * value, axis=1) / width + eps)
+    tl.store(stats + 2 * row, mean, mask=row < rows)
+    tl.store(stats + 2 * row + 1, rstd, mask=row < rows)
+    value = value * rstd[:, None] * tl.load(weight + column, mask=in_width, other=0.0).to(tl.float32)
+    value += tl.load(bias + column, mask=in_width, other=0.0).to(tl.float32)
+    tl.store(out + offset, value.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _backward(
-    total, spread, gain, to_total, to_normed, gradient, parts, rows, width,
-    MORE: tl.constexpr, ROWS: tl.constexpr, TIMES: tl.constexpr, COLUMNS: tl.constexpr,
+def _backward_kernel(
+    total, stats, weight, dtotal, dout, dx, sums, rows, width,
+    HAS_DTOTAL: tl.constexpr, ROWS: tl.constexpr, REPEATS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)
-    wide = column < width
-    scale = tl.load(gain + column, mask=wide, other=0.0).to(tl.float32)
-    to_bias = tl.zeros((ROWS, COLUMNS), tl.float32)
-    to_gain = tl.zeros((ROWS, COLUMNS), tl.float32)
-    to_shift = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for number in tl.range(TIMES, num_stages=4):
-        row = (tl.program_id(0) * TIMES + number) * ROWS + tl.arange(0, ROWS)
-        place = row[:, None].to(tl.int64) * width + column
-        inside = (row[:, None] < rows) & wide
-        mean = tl.load(spread + 2 * row, mask=row < rows, other=0.0)
-        slope = tl.load(spread + 2 * row + 1, mask=row < rows, other=0.0)
-        value = tl.load(total + place, mask=inside, other=0.0).to(tl.float32)
-        towards = tl.load(to_normed + place, mask=inside, other=0.0).to(tl.float32)
-        value = tl.where(inside, (value - mean[:, None]) * slope[:, None], 0.0)
-        to_gain += towards * value
-        to_shift += towards
-        towards *= scale
-        level = tl.sum(towards, axis=1) / width
-        tilt = tl.sum(towards * value, axis=1) / width
-        change = (towards - level[:, None] - value * tilt[:, None]) * slope[:, None]
-        if MORE:
-            change += tl.load(to_total + place, mask=inside, other=0.0).to(tl.float32)
-        change = tl.where(inside, change, 0.0)
-        to_bias += change
-        tl.store(gradient + place, change.to(gradient.dtype.element_ty), mask=inside)
-    parts += tl.program_id(0).to(tl.int64) * 3 * width + column
-    tl.store(parts, tl.sum(to_bias, axis=0), mask=wide)
-    tl.store(parts + width, tl.sum(to_gain, axis=0), mask=wide)
-    tl.store(parts + 2 * width, tl.sum(to_shift, axis=0), mask=wide)
+    in_width = column < width
+    w = tl.load(weight + column, mask=in_width, other=0.0).to(tl.float32)
+    dlinear_bias = tl.zeros((ROWS, COLUMNS), tl.float32)
+    dweight = tl.zeros((ROWS, COLUMNS), tl.float32)
+    dbias = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for repeat in tl.range(REPEATS, num_stages=4):
+        row = (tl.program_id(0) * REPEATS + repeat) * ROWS + tl.arange(0, ROWS)
+        offset = row[:, None].to(tl.int64) * width + column
+        mask = (row[:, None] < rows) & in_width
+        mean = tl.load(stats + 2 * row, mask=row < rows, other=0.0)
+        rstd = tl.load(stats + 2 * row + 1, mask=row < rows, other=0.0)
+        x_hat = tl.load(total + offset, mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dout + offset, mask=mask, other=0.0).to(tl.float32)
+        x_hat = tl.where(mask, (x_hat - mean[:, None]) * rstd[:, None], 0.0)
+        dweight += dy * x_hat
+        dbias += dy
+        dy *= w
+        mean_dy = tl.sum(dy, axis=1) / width
+        mean_dy_x_hat = tl.sum(dy * x_hat, axis=1) / width
+        grad = (dy - mean_dy[:, None] - x_hat * mean_dy_x_hat[:, None]) * rstd[:, None]
+        if HAS_DTOTAL:
+            grad += tl.load(dtotal + offset, mask=mask, other=0.0).to(tl.float32)
+        grad = tl.where(mask, grad, 0.0)
+        dlinear_bias += grad
+        tl.store(dx + offset, grad.to(dx.dtype.element_ty), mask=mask)
+    sums += tl.program_id(0).to(tl.int64) * 3 * width + column
+    tl.store(sums, tl.sum(dlinear_bias, axis=0), mask=in_width)
+    tl.store(sums + width, tl.sum(dweight, axis=0), mask=in_width)
+    tl.store(sums + 2 * width, tl.sum(dbias, axis=0), mask=in_width)

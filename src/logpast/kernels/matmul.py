@@ -1,11 +1,13 @@
-"""Large products in half precision, for training on a GPU: by the fastest of the kernels that cuBLASLt has for them.
+"""Linear layers in half precision for training on a GPU: the fastest cuBLASLt kernel, weight gradients in float32.
 
-cuBLASLt offers several kernels for a product, those first that it takes to be fast; PyTorch uses the first. On an H200
-a later one is often faster, so the first time that a product of some shape is wanted, all are tried. Only those that
-agree with the first to the bit are taken, so that the choice, made by the clock, changes no result; as none splits the
-sum that an entry is, they usually do.
+`linear` is F.linear with a float32 weight that is cast to the dtype of x. The weight's gradient stays in float32, as
+the product accumulates it, instead of being rounded to half precision and cast back.
 
-The library is the one that PyTorch has loaded. Where it is not found, or has nothing for a product, PyTorch does it.
+`matmul` is the matrix product. cuBLASLt offers several kernels for each product, in the order of its own estimate, and
+PyTorch takes the first. On an H200 a later one is often faster, so at the first call with a shape all are timed. Only
+kernels that agree with the first one bit by bit are candidates, so the choice does not change the result; most agree,
+since none splits the sum over k. The library is the one that PyTorch has loaded. If it is missing or has no kernel for
+a product, PyTorch computes it.
 """
 
 from __future__ import annotations
@@ -18,63 +20,105 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from logpast.kernels.ops import disabled, operator
 
-MOST_SHAPES = 256  # a program whose shapes never stay the same need not wait for more trials than that
-CHOICES = 8
-COMPARED = 2**22  # entries of the results by which choices are compared: a copy of all might not fit
-WORKSPACE = 32 * 2**20
-TYPES = {torch.bfloat16: 14, torch.float16: 2}  # cudaDataType
-FLOAT = 0
-COMPUTE_FLOAT = 68  # cublasComputeType_t
+MAX_SHAPES = 256  # limits the time for trials in a program with ever new shapes
+MAX_ALGORITHMS = 8  # to try per shape
+COMPARED = 2**22  # elements of the outputs that are compared: a copy of the whole output might not fit
+WORKSPACE = 32 * 2**20  # bytes
+DATA_TYPES = {torch.bfloat16: 14, torch.float16: 2}  # cudaDataType
+FLOAT32 = 0
+COMPUTE_FLOAT32 = 68  # cublasComputeType_t
 TRANSPOSE_A, EPILOGUE, BIAS_POINTER = 3, 7, 8  # cublasLtMatmulDescAttributes_t
-PLAIN, WITH_BIAS = 1, 4  # cublasLtEpilogue_t
-MOST_WORKSPACE, REDUCTIONS, ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t; of A, B, C, D
+EPILOGUE_DEFAULT, EPILOGUE_BIAS = 1, 4  # cublasLtEpilogue_t
+MAX_WORKSPACE, REDUCTIONS, ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t; of A, B, C, D
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, back: bool = False) -> Tensor:
-    """x (…, k) times the transpose of weight (n, k), and bias (n,); or `back`: x (…, n) times weight (n, k)."""
-    return torch.ops.logpast.product(x, weight, bias, back)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear in the dtype of x, half precision. The bias (out,) gets no gradient here."""
+    return _Linear.apply(x, weight, bias)
 
 
-@operator("product")
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, back: bool) -> Tensor:
-    biases = [] if bias is None else [bias.contiguous()]
-    alike = all(t.dtype == x.dtype and t.device == x.device and t.numel() for t in (x, weight, *biases))
-    fits = alike and all(b.shape == weight.shape[:1] for b in biases)
-    if "matmul" not in disabled and x.is_cuda and x.dtype in TYPES and fits and _library():
-        out = x.new_empty(*x.shape[:-1], weight.shape[1 if back else 0])
-        given = [weight.contiguous(), x.contiguous(), out, *biases]
-        plan = _plan(given, back)
+def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None, transpose: bool = True) -> Tensor:
+    """x (…, k) @ weight (n, k)ᵀ + bias (n,); or with `transpose=False`, x (…, n) @ weight (n, k)."""
+    return torch.ops.logpast.matmul(x, weight, bias, transpose)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        weight = weight.to(x.dtype)
+        ctx.save_for_backward(x, weight)
+        return matmul(x, weight, None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        dx = dweight = None
+        if ctx.needs_input_grad[1]:
+            dweight = torch.ops.logpast.weight_gradient(dout.flatten(0, -2), x.flatten(0, -2))
+        if ctx.needs_input_grad[0]:
+            dx = matmul(dout, weight, transpose=False)
+        return dx, dweight, None
+
+
+@operator("weight_gradient")
+def _weight_gradient(dout: Tensor, x: Tensor) -> Tensor:
+    if dout.is_cuda:
+        return torch.mm(dout.T, x, out_dtype=torch.float32)
+    return dout.T.float() @ x.float()
+
+
+@_weight_gradient.register_fake
+def _(dout: Tensor, x: Tensor) -> Tensor:
+    return dout.new_empty(dout.shape[1], x.shape[1], dtype=torch.float32)
+
+
+@operator("matmul")
+def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None, transpose: bool) -> Tensor:
+    if "matmul" not in disabled and fits(x, weight, bias):
+        out = x.new_empty(*x.shape[:-1], weight.shape[0 if transpose else 1])
+        tensors = [weight.contiguous(), x.contiguous(), out, *([] if bias is None else [bias.contiguous()])]
+        plan = _plan(tensors, transpose)
         if plan is not None:
-            plan.run(given)
+            plan.run(tensors)
             return out
-    return x @ weight if back else F.linear(x, weight, bias)
+    return F.linear(x, weight, bias) if transpose else x @ weight
 
 
-@_product.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, back: bool) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[1 if back else 0])
+@_matmul.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, transpose: bool) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0 if transpose else 1])
 
 
-_plans: dict[tuple[Any, ...], _Plan | None] = {}
+def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether cuBLASLt can be called directly for these tensors."""
+    tensors = [x, weight] if bias is None else [x, weight, bias]
+    alike = all(t.dtype == x.dtype and t.device == x.device and t.numel() for t in tensors)
+    bias_fits = bias is None or bias.shape == weight.shape[:1]
+    return alike and bias_fits and x.is_cuda and x.dtype in DATA_TYPES and _library() is not None
 
 
-def _plan(given: list[Tensor], back: bool) -> _Plan | None:
-    weight, x, *_ = given
-    aligned = tuple(min(256, t.data_ptr() & -t.data_ptr()) for t in given)
-    shape = x.device, x.dtype, x.numel() // x.shape[-1], *weight.shape, back, aligned
-    if shape not in _plans:
-        if len(_plans) >= MOST_SHAPES:
+_plans: dict[tuple[Any, ...], _Plan | None] = {}  # None: cuBLASLt has no kernel
+
+
+def _plan(tensors: list[Tensor], transpose: bool) -> _Plan | None:
+    weight, x, *_ = tensors
+    alignment = tuple(min(256, t.data_ptr() & -t.data_ptr()) for t in tensors)
+    key = x.device, x.dtype, x.numel() // x.shape[-1], *weight.shape, transpose, alignment
+    if key not in _plans:
+        if len(_plans) >= MAX_SHAPES:
             return None
-        plan = _Plan(given, back, aligned)
-        _plans[shape] = plan if plan.choices else None
-    return _plans[shape]
+        plan = _Plan(tensors, transpose, alignment)
+        _plans[key] = plan if plan.algorithms else None
+    return _plans[key]
 
 
-class _Choice(Structure):
+class _HeuristicResult(Structure):
     """cublasLtMatmulHeuristicResult_t"""
 
     _fields_ = [
@@ -87,51 +131,54 @@ class _Choice(Structure):
 
 
 class _Plan:
-    """A product of some shape. cuBLASLt's matrices have their columns one after another: its A, B and D are the
-    transposes of weight, x and out."""
+    """The algorithms for one shape, and which is the fastest.
 
-    def __init__(self, given: list[Tensor], back: bool, aligned: tuple[int, ...]) -> None:
-        weight, x, out, *bias = given
-        kind = TYPES[x.dtype]
+    `tensors` are weight, x, out and perhaps the bias. cuBLASLt's matrices are column-major: its A, B and D are the
+    transposes of weight, x and out.
+    """
+
+    def __init__(self, tensors: list[Tensor], transpose: bool, alignment: tuple[int, ...]) -> None:
+        weight, x, out, *bias = tensors
+        data_type = DATA_TYPES[x.dtype]
         self.handle = _handle(x.device)
-        self.operation = _made("cublasLtMatmulDescCreate", c_int(COMPUTE_FLOAT), c_int(FLOAT))
-        self._set(TRANSPOSE_A, c_int(not back))
-        self._set(EPILOGUE, c_int(WITH_BIAS if bias else PLAIN))
-        self.layouts = [
-            _made("cublasLtMatrixLayoutCreate", c_int(kind), c_uint64(wide), c_uint64(t.numel() // wide), c_int64(wide))
-            for t in (weight, x, out)
-            for wide in (t.shape[-1],)
-        ]
-        wish = _made("cublasLtMatmulPreferenceCreate")
-        wishes = {MOST_WORKSPACE: c_uint64(WORKSPACE), REDUCTIONS: c_uint32(0)}
-        wishes |= {name: c_uint32(a) for name, a in zip(ALIGNMENTS, (*aligned[:3], aligned[2]), strict=True)}
-        for name, value in wishes.items():
-            _call("cublasLtMatmulPreferenceSetAttribute", wish, c_int(name), byref(value), c_size_t(sizeof(value)))
+        self.operation = _create("cublasLtMatmulDescCreate", c_int(COMPUTE_FLOAT32), c_int(FLOAT32))
+        self._set(TRANSPOSE_A, c_int(transpose))
+        self._set(EPILOGUE, c_int(EPILOGUE_BIAS if bias else EPILOGUE_DEFAULT))
+        self.layouts = [_layout(data_type, t) for t in (weight, x, out)]
         if bias:
             self._set(BIAS_POINTER, c_void_p(bias[0].data_ptr()))
-        found, number = (_Choice * CHOICES)(), c_int()
+        self.algorithms = self._find_algorithms(alignment)
+        self.best: int | None = None
+        self.lock = Lock()  # all calls share the operation, which holds the pointer to the bias
+
+    def _find_algorithms(self, alignment: tuple[int, ...]) -> list[_HeuristicResult]:
+        preference = _create("cublasLtMatmulPreferenceCreate")
+        values: dict[int, Any] = {MAX_WORKSPACE: c_uint64(WORKSPACE), REDUCTIONS: c_uint32(0)}
+        values |= {name: c_uint32(a) for name, a in zip(ALIGNMENTS, (*alignment[:3], alignment[2]), strict=True)}
+        for name, value in values.items():
+            _call(
+                "cublasLtMatmulPreferenceSetAttribute", preference, c_int(name), byref(value), c_size_t(sizeof(value))
+            )
+        found, count = (_HeuristicResult * MAX_ALGORITHMS)(), c_int()
         a, b, d = self.layouts
         status = _library().cublasLtMatmulAlgoGetHeuristic(
-            self.handle, self.operation, a, b, d, d, wish, c_int(CHOICES), found, byref(number)
+            self.handle, self.operation, a, b, d, d, preference, c_int(MAX_ALGORITHMS), found, byref(count)
         )
-        self.choices = [] if status else [choice for choice in found[: number.value] if choice.state == 0]
-        self.best: int | None = None
-        self.lock = Lock()  # the bias is told to the operation, which is one for all
-        _call("cublasLtMatmulPreferenceDestroy", wish)
+        _call("cublasLtMatmulPreferenceDestroy", preference)
+        return [] if status else [result for result in found[: count.value] if result.state == 0]
 
     def _set(self, name: int, value: Any) -> None:
         _call("cublasLtMatmulDescSetAttribute", self.operation, c_int(name), byref(value), c_size_t(sizeof(value)))
 
-    def run(self, given: list[Tensor]) -> None:
+    def run(self, tensors: list[Tensor]) -> None:
         if self.best is None and not torch.cuda.is_current_stream_capturing():
-            self.best = self._fastest(given)
-        self.by(self.best or 0, given)
+            self.best = self._fastest(tensors)
+        self.run_algorithm(self.best or 0, tensors)
 
-    def by(self, number: int, given: list[Tensor]) -> None:
-        """The product by one of the choices."""
-        weight, x, out, *bias = given
-        choice, (a, b, d) = self.choices[number], self.layouts
-        space = torch.empty(choice.workspace, dtype=torch.uint8, device=x.device)
+    def run_algorithm(self, number: int, tensors: list[Tensor]) -> None:
+        weight, x, out, *bias = tensors
+        chosen, (a, b, d) = self.algorithms[number], self.layouts
+        workspace = torch.empty(chosen.workspace, dtype=torch.uint8, device=x.device)
         with self.lock:
             if bias:
                 self._set(BIAS_POINTER, c_void_p(bias[0].data_ptr()))
@@ -140,29 +187,29 @@ class _Plan:
                 *(self.handle, self.operation),
                 *(byref(c_float(1)), c_void_p(weight.data_ptr()), a, c_void_p(x.data_ptr()), b),
                 *(byref(c_float(0)), c_void_p(out.data_ptr()), d, c_void_p(out.data_ptr()), d),
-                *(byref(choice.algorithm), c_void_p(space.data_ptr()), c_size_t(choice.workspace)),
+                *(byref(chosen.algorithm), c_void_p(workspace.data_ptr()), c_size_t(chosen.workspace)),
                 c_void_p(torch.cuda.current_stream(x.device).cuda_stream),
             )
 
-    def _fastest(self, given: list[Tensor], rounds: int = 4, times: int = 4) -> int:
-        """Which choice was the fastest in its best round, of those that give the first one's bits."""
-        alike, laps, seen = [0], [], given[2].flatten()[:COMPARED]
-        self.by(0, given)
-        first = seen.clone()
-        for number in range(1, len(self.choices)):
-            self.by(number, given)
-            alike += [number] if torch.equal(seen, first) else []
+    def _fastest(self, tensors: list[Tensor], rounds: int = 4, repeats: int = 4) -> int:
+        """The algorithm with the shortest round, of those with exactly the output of the first."""
+        candidates, timings, compared = [0], [], tensors[2].flatten()[:COMPARED]
+        self.run_algorithm(0, tensors)
+        expected = compared.clone()
+        for number in range(1, len(self.algorithms)):
+            self.run_algorithm(number, tensors)
+            candidates += [number] if torch.equal(compared, expected) else []
         for _ in range(rounds):
-            for number in alike:
+            for number in candidates:
                 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                torch.cuda._sleep(200_000)  # so that the GPU does not wait for us between small products
+                torch.cuda._sleep(200_000)  # so that the GPU does not wait for the host between small products
                 begin.record()
-                for _ in range(times):
-                    self.by(number, given)
+                for _ in range(repeats):
+                    self.run_algorithm(number, tensors)
                 end.record()
-                laps.append((begin, end, number))
-        torch.cuda.synchronize(given[0].device)
-        return min((begin.elapsed_time(end), number) for begin, end, number in laps)[1]
+                timings.append((begin, end, number))
+        torch.cuda.synchronize(tensors[0].device)
+        return min((begin.elapsed_time(end), number) for begin, end, number in timings)[1]
 
 
 @cache
@@ -175,17 +222,23 @@ def _library() -> Any:
 
 @cache
 def _handle(device: torch.device) -> c_void_p:
-    return _made("cublasLtCreate")
+    return _create("cublasLtCreate")
 
 
-def _made(function: str, *given: Any) -> c_void_p:
-    """What one of the library's functions makes."""
-    made = c_void_p()
-    _call(function, byref(made), *given)
-    return made
+def _layout(data_type: int, tensor: Tensor) -> c_void_p:
+    width = tensor.shape[-1]
+    rows = tensor.numel() // width
+    return _create("cublasLtMatrixLayoutCreate", c_int(data_type), c_uint64(width), c_uint64(rows), c_int64(width))
 
 
-def _call(function: str, *given: Any) -> None:
-    status = getattr(_library(), function)(*given)
+def _create(function: str, *arguments: Any) -> c_void_p:
+    """The object that one of the library's functions creates."""
+    created = c_void_p()
+    _call(function, byref(created), *arguments)
+    return created
+
+
+def _call(function: str, *arguments: Any) -> None:
+    status = getattr(_library(), function)(*arguments)
     if status:
         raise RuntimeError(f"{function} of cuBLASLt failed with status {status}")

@@ -1,4 +1,4 @@
-"""Registers our operators with PyTorch."""
+"""Registers operators with PyTorch, so that torch.compile treats them as opaque."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch.library import CustomOpDef
 from logpast.util.precision import full_precision
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-disabled: set[str] = set()  # kernels that are switched off: see dispatch.disable
+disabled: set[str] = set()  # names of kernels that are switched off; set by dispatch
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
-    """Register a function as the operator logpast::name, which torch.compile treats as opaque.
+    """Register a function as the operator logpast::name.
 
-    Its body runs on the device of its first argument (a tensor) and with autocast off.
+    It runs on the device of its first argument, a tensor, and with autocast off.
     """
 
-    def make(body: Callable[..., Any]) -> CustomOpDef:
-        @functools.wraps(body)
+    def make(function: Callable[..., Any]) -> CustomOpDef:
+        @functools.wraps(function)
         def run(first: Tensor, *others: Any) -> Any:
             with torch.cuda.device_of(first), full_precision(first.device):
-                return body(first, *others)
+                return function(first, *others)
 
         return torch.library.custom_op(f"logpast::{name}", run, mutates_args=())
 
