@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from logpast.analysis import plots
 from logpast.analysis.labels import signed, span, spans
