@@ -60,9 +60,8 @@ def _schema(control: bool) -> dict[str, Any]:
     about = {"system": text, "run": text, "window": positive_integer}
     about |= dict.fromkeys(("step", "seed", "parameters", "slots", "history"), count)
     scores = {"ppl_token": number, "bits_per_byte": number_or_null}
-    by_kind = Columns(
-        {"tokens": [count]} | {side: {"nats": [number], "interval": [interval_or_null]} for side in sides}
-    )
+    means = {side: {"nats": [number], "interval": [interval_or_null]} for side in sides}
+    by_kind = Columns({"tokens": [count]} | means)
     by_bin = Columns({"from": [integer], "to": [integer]} | by_kind)
     # a kind or a position may have no token
     with_gaps = {side: {"nats": [number_or_null], "interval": [interval_or_null]} for side in sides}
