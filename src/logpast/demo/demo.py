@@ -1,7 +1,7 @@
 """`logpast demo`: does the memory help? On real text, and on a synthetic stream whose best possible loss is known.
 
 Each part trains the memory model and its control (the same transformer with the preceding tokens in its slots): same
-size, same data, same steps, through the same functions as the commands `data prepare`, `train` and `eval`.
+size, same data, same steps, in the way of the commands `data prepare`, `train` and `eval`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,8 @@ from logpast.util.progress import progress_bar
 from logpast.util.validation import validate_arguments
 
 SYSTEMS = {"memory": "log_memory", "control": "recent"}
-STREAMS = {
-    "train": (100, 25_000),
-    "validation": (1, 20_000),
-    "test": (1, 100_000),
-}  # number and length of the topic streams
+#: streams of topics in each split: their number, and the length of each
+STREAMS = {"train": (100, 25_000), "validation": (1, 20_000), "test": (1, 100_000)}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ COLOURS = {"memory": palette.MEMORY, "control": palette.CONTROL}
 
 def write_report(out: Path, results: dict[str, Any]) -> None:
     """Write report.html into the demo's folder."""
-    plots, topics = {}, None
+    plots: dict[str, Any] = {}
+    topics = None
     if "text" in results:
         plots |= {"text": _loss_plot(out / "text"), "filters": _filters_plot()}
     if "topics" in results:
