@@ -66,7 +66,7 @@ def test_by_frequency(result: dict[str, Any], nats: Nats, store: TokenStore) -> 
         assert part["model"]["nats"][i] == mean(bin_)
 
 
-def test_tokens_with_the_largest_gain_and_loss(result: dict[str, Any], nats: Nats, store: TokenStore) -> None:
+def test_tokens_with_the_highest_and_the_lowest_gain(result: dict[str, Any], nats: Nats, store: TokenStore) -> None:
     sums: dict[int, float] = {}
     for i, gain in zip(store.tokens.tolist(), nats["control"] - nats["model"], strict=True):
         sums[i] = sums.get(i, 0.0) + float(gain)

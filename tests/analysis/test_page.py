@@ -19,7 +19,8 @@ def text_of(page: str) -> str:
 def rows_of(page: str, first_cell: str) -> list[list[str]]:
     """The cells of all table rows that begin with this one."""
     rows = [
-        re.findall(r"<t[dh]>(.*?)</t[dh]>", row, re.DOTALL) for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
+        re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL)
+        for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
     ]
     return [row for row in rows if row[0] == first_cell]
 
@@ -29,7 +30,7 @@ def test_page_has_every_section_and_plot(result: dict[str, Any]) -> None:
     assert page.count("<img") == page.count("data:image/png;base64,iVBOR") == PLOTS
     assert "Does not apply" not in page
     for title in (
-        "Loss by position in the window", "Loss by frequency", "Tokens with the largest gain and loss",
+        "Loss by position in the window", "Loss by frequency", "Tokens with the highest and the lowest gain",
         "Loss by where the token last occurred", "Which slots matter", "How far back the past matters",
         "Perplexity against scoring stride",
     ):  # fmt: skip

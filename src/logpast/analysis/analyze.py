@@ -64,8 +64,8 @@ def analyze(
     """Show on one page where a model's loss lies, and how much of its past it uses.
 
     The page breaks the loss, and the gain over a control, down by position in the window, by token frequency and by
-    where a token last occurred. It names the tokens with the largest gain and loss, and shows what each slot is worth,
-    how far back the past matters, and what overlapping windows bring.
+    where a token last occurred. It lists the tokens with the highest and the lowest gain, and shows what each slot is
+    worth, how far back the past matters, and what overlapping windows bring.
 
     Examples:
         logpast analyze runs/memory --data wikitext103:test --control runs/control
@@ -106,39 +106,39 @@ def analyze(
         raise UserError("give the text to score with --data, such as --data wikitext103:test")
     out = out or Path("runs") / f"{found.config.run.name}-analysis"
     _require_new(out)
-    place = device_for(device, precision)
+    target = device_for(device, precision)
     store = _open_text(data, found, cache)
     streams = streams or found.config.data.streams
     settings = {"streams": streams, "precision": precision, "batch_size": batch_size, "limit": limit,
                 "finest": finest, "seed": seed}  # fmt: skip
     probed = min(limit, len(store))
-    rival, about_rival = _load_control(control, store, settings, probed, place) if control else (None, None)
-    model = load(found, place, precision)
+    other, about_other = _load_control(control, store, settings, probed, target) if control else (None, None)
+    model = load(found, target, precision)
     about_model = _describe_model(found, model, store)
     code = {"logpast": __version__, "revision": revision()}  # now: the checkout may have changed by the end
     inputs = {
         "code": code_sha256(), "text": store.identity, "streams": streams, "precision": precision, "seed": seed,
-        "documents": hashlib.sha256(store.documents.tokens.tobytes()).hexdigest(), "device": place.type,
+        "documents": hashlib.sha256(store.documents.tokens.tobytes()).hexdigest(), "device": target.type,
     }  # fmt: skip
-    plan = plan_passes(model, rival, store, probed, finest, seed, place)
-    both = ((model, about_model), (rival, about_rival))
+    plan = plan_passes(model, other, store, probed, finest, seed, target)
+    both = ((model, about_model), (other, about_other))
     models = {each: described for each, described in both if isinstance(each, LanguageModel)}
     with finished_passes(temporary_path(out, "passes"), plan, inputs, models) as done:
-        counted, nats = _score(plan, done, store, found, counts, cache, settings, place)
-        if isinstance(rival, SavedControl):
-            nats["control"] = {"control": rival.nats}
+        counted, nats = _score(plan, done, store, found, counts, cache, settings, target)
+        if isinstance(other, SavedControl):
+            nats["control"] = {"control": other.nats}
         text = Text(store, streams, counted, about_model["train_data"]["sha256"])
-        parts = break_down(nats, text, model, rival, probed, finest)
+        parts = break_down(nats, text, model, other, probed, finest)
         about = {
             "format": FORMAT,
             "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             **code,
-            "hardware": describe(place),
+            "hardware": describe(target),
             "seconds": round(done.seconds, 1),
             "data": store.identity | {"documents": len(store.documents)},
             "settings": settings,
             "model": about_model,
-            "control": about_rival,
+            "control": about_other,
         }
         result = json_safe(about) | json_safe(parts, DECIMALS)
         _write(out, result, {name: each for kind in nats.values() for name, each in kind.items()}, precision)

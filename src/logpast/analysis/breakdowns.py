@@ -27,7 +27,7 @@ from logpast.evaluation.scoring import compute_metrics
 from logpast.evaluation.vocabulary import UNSEEN, occurrences, unseen
 from logpast.models import LanguageModel, LogMemoryTransformer, Transformer
 
-NAMED = 12  # tokens with the largest gain, and with the largest loss
+NAMED = 12  # tokens with the highest gain, and with the lowest
 #: where bins of token counts begin
 COUNTS = sorted({0} | {step * 10**power for power in range(12) for step in (1, 3)})
 
@@ -120,7 +120,7 @@ def _by_token_property(nats: Nats, text: Text, model: LanguageModel, control: Co
 
 
 def _by_token(store: TokenStore, gain: Array) -> dict[str, Any]:
-    """The tokens with the largest gain and the largest loss, summed over their occurrences."""
+    """The tokens with the highest and the lowest gain, summed over their occurrences."""
     ids, tokenizer = np.asarray(store.tokens, np.int64), store.load_tokenizer()
     document = document_of_token(store)
     sums = np.bincount(ids, gain)

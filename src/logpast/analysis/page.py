@@ -62,7 +62,7 @@ def _documents(part: Part) -> Part | None:
 
 
 def _by_token(part: Part, everything: Part) -> Part:
-    """Tokens with the largest gain and loss, with their share of the total gain."""
+    """Tokens with the highest and the lowest gain, with their share of the total gain."""
     total = everything["gain"]["nats"][0] * everything["tokens"][0] if part else 0.0
     return {
         kind: [

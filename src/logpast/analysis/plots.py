@@ -99,7 +99,7 @@ def lags_plot(part: Part) -> Any:
     """The increase of the loss when the past beyond a lag is changed."""
     figure, axis, _ = _panels(False)
     changes = {way: part[way] for way in CHANGES if way in part}
-    places = [max(lag, 0.5) for lag in part["lag"]]  # lag 0 stands at one half
+    places = [max(lag, 0.5) for lag in part["lag"]]  # lag 0 is drawn at one half
     for way, curve in changes.items():
         _curve(axis, places, curve["increase"], curve["interval"], *CHANGES[way])
     axis.axhline(0, color=palette.AXIS, linewidth=0.8)
