@@ -18,11 +18,9 @@ def text_of(page: str) -> str:
 
 def rows_of(page: str, first_cell: str) -> list[list[str]]:
     """The cells of all table rows that begin with this one."""
-    rows = [
-        re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL)
-        for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
-    ]
-    return [row for row in rows if row[0] == first_cell]
+    rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
+    cells = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in rows]
+    return [row for row in cells if row[0] == first_cell]
 
 
 def test_page_has_every_section_and_plot(result: dict[str, Any]) -> None:
