@@ -1,4 +1,4 @@
-"""The past changed in one way at a time, against the definition; kinds of tokens, against a search through the text."""
+"""Changes of the past against the definition; kinds of tokens against a search through the text."""
 
 import numpy as np
 import pytest
@@ -37,8 +37,8 @@ def scored(model: Transformer, store: TokenStore, batch_size: int = 5) -> np.nda
 
 
 @torch.no_grad()
-def by_hand(model: Transformer, store: TokenStore, reach: int, silent: tuple[int, ...] = ()) -> list[float]:
-    """Token by token: only the `reach` tokens before the window make slots, and some slots are zero."""
+def by_hand(model: Transformer, store: TokenStore, reach: int, zero: tuple[int, ...] = ()) -> list[float]:
+    """Token by token: slots are made of the `reach` tokens before the window only, and some slots are zero."""
     stream, table, m = [12, *map(int, store.tokens)], model.table.weight, model.window
     nats = []
     for target in range(1, len(stream)):
@@ -52,8 +52,8 @@ def by_hand(model: Transformer, store: TokenStore, reach: int, silent: tuple[int
                 front[model.slots - lag] = table[stream[start - lag]]
         if isinstance(model, LogMemoryTransformer):
             front = model.memory.norm(front)
-        for place in silent:
-            front[place] = 0
+        for position in zero:
+            front[position] = 0
         hidden = model.hidden(torch.cat([front, table[stream[start:target]]]).unsqueeze(0))[0, -1]
         nats.append(-float(torch.log_softmax(table @ hidden, 0)[stream[target]]))
     return nats
@@ -61,7 +61,7 @@ def by_hand(model: Transformer, store: TokenStore, reach: int, silent: tuple[int
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("lag", [0, 1, 3])
-def test_a_past_cut_off(name: str, lag: int) -> None:
+def test_cut_off_past_matches_the_definition(name: str, lag: int) -> None:
     model, store = model_of(name), store_of(45)
     with probes.changed_past(model, ids=probes.cut_beyond(lag)):
         ours = scored(model, store)
@@ -70,7 +70,7 @@ def test_a_past_cut_off(name: str, lag: int) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_beyond_the_horizon_there_is_nothing_to_change(name: str) -> None:
+def test_changes_beyond_the_history_change_nothing(name: str) -> None:
     model, store = model_of(name), store_of(45)
     whole, reach = scored(model, store), model.history
     assert reach == {"log_memory": 8, "recent": 5}[name]
@@ -87,21 +87,21 @@ def test_beyond_the_horizon_there_is_nothing_to_change(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("places", [[0], [4], [1, 3]])
-def test_silent_slots(name: str, places: list[int]) -> None:
+@pytest.mark.parametrize("positions", [[0], [4], [1, 3]])
+def test_zero_slots_match_the_definition(name: str, positions: list[int]) -> None:
     model, store = model_of(name), store_of(45)
-    with probes.changed_past(model, slots=probes.silent(places)):
+    with probes.changed_past(model, slots=probes.zero_slots(positions)):
         ours = scored(model, store)
-    np.testing.assert_allclose(ours, by_hand(model, store, 99, tuple(places)), rtol=1e-11)
+    np.testing.assert_allclose(ours, by_hand(model, store, 99, tuple(positions)), rtol=1e-11)
     assert not np.allclose(ours, scored(model, store), rtol=1e-6)
 
 
-def test_the_model_is_as_it_was_afterwards() -> None:
+def test_model_is_unchanged_afterwards() -> None:
     model, store = model_of("log_memory"), store_of(30)
     whole = scored(model, store)
 
     def interrupted() -> None:
-        with probes.changed_past(model, slots=probes.silent([0])):
+        with probes.changed_past(model, slots=probes.zero_slots([0])):
             assert not np.array_equal(scored(model, store), whole)
             raise KeyboardInterrupt
 
@@ -110,7 +110,7 @@ def test_the_model_is_as_it_was_afterwards() -> None:
     np.testing.assert_array_equal(scored(model, store), whole)
 
 
-def test_shuffling_keeps_what_is_near_what_is_there_and_what_is_missing() -> None:
+def test_shuffling_keeps_near_tokens_the_set_of_far_tokens_and_missing_tokens() -> None:
     ids = torch.arange(1, 41).repeat(3, 1)
     ids[1, :25] = -1
     ids[2] += 1001
@@ -122,13 +122,13 @@ def test_shuffling_keeps_what_is_near_what_is_there_and_what_is_missing() -> Non
         assert after.tolist() != before.tolist()
     assert torch.equal(
         done[0], probes.shuffled_beyond(6, probes.random_keys(40, seed=0))(ids[:1])[0]
-    )  # alone as among others
+    )  # in a batch of its own, too
     assert not torch.equal(done, probes.shuffled_beyond(6, probes.random_keys(40, seed=1))(ids))
     moved = done[2] - 1001
-    assert not torch.equal(moved, done[0])  # another window, another order
+    assert not torch.equal(moved, done[0])  # another window has another order
 
 
-def test_another_past_is_of_the_text_and_stands_where_there_is_one() -> None:
+def test_replacement_past_is_a_stretch_of_the_text_and_leaves_missing_tokens_missing() -> None:
     store = store_of(45)
     text = store.tokens.tolist() * 3
     pasts = probes.random_pasts(store, 40, seed=0)
@@ -147,8 +147,8 @@ def test_another_past_is_of_the_text_and_stands_where_there_is_one() -> None:
     assert not torch.equal(pasts, probes.random_pasts(store, 40, seed=1))
 
 
-def test_every_token_is_as_likely_to_come_first() -> None:
-    ids = torch.arange(8).repeat(3000, 1) + 8 * torch.arange(3000).unsqueeze(1) ** 2  # all orders are dealt
+def test_shuffling_can_move_every_far_token_to_the_front() -> None:
+    ids = torch.arange(8).repeat(3000, 1) + 8 * torch.arange(3000).unsqueeze(1) ** 2  # all orders are used
     ids[:, -1] += torch.arange(3000)
     first = probes.shuffled_beyond(1, probes.random_keys(8, seed=0))(ids)[:, 0] - ids[:, 0]
     assert torch.unique(first).tolist() == list(range(7))
@@ -159,9 +159,9 @@ documents = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=30), min_s
 
 @given(documents, st.integers(1, 6), st.sampled_from(["corpus", "document"]))
 @settings(deadline=None)
-def test_where_a_token_last_occurred(texts: list[list[int]], window: int, streams: str) -> None:
+def test_last_occurrence_matches_a_search(texts: list[list[int]], window: int, streams: str) -> None:
     store = TokenStore.in_memory(texts, size=7, eot=6)
-    place = probes.places_in_stream(store, streams)  # type: ignore[arg-type]
+    position = probes.positions_in_stream(store, streams)  # type: ignore[arg-type]
     wanted = []
     for text in texts if streams == "document" else [store.tokens.tolist()]:
         stream = [6, *text]
@@ -173,21 +173,21 @@ def test_where_a_token_last_occurred(texts: list[list[int]], window: int, stream
                 wanted.append(1 + stream[:start][::-1].index(stream[target]))
             else:
                 wanted.append(probes.NEVER)
-    assert probes.last_seen(store.tokens, place, window).tolist() == wanted
+    assert probes.last_seen(store.tokens, position, window).tolist() == wanted
 
 
 @pytest.mark.parametrize(("largest", "begins"), [(-1, []), (0, []), (1, [1]), (7, [1, 2, 4]), (8, [1, 2, 4, 8])])
-def test_doubling(largest: int, begins: list[int]) -> None:
-    assert probes.doubling(largest) == begins
+def test_powers_of_two(largest: int, begins: list[int]) -> None:
+    assert probes.powers_of_two(largest) == begins
 
 
-def test_groups_are_documents_or_blocks_of_whole_windows() -> None:
+def test_bootstrap_groups_are_documents_or_blocks_of_whole_windows() -> None:
     store = store_of(*[3, 5] * 10)
-    groups, what = probes.groups_of(store, len(store), 4)
+    groups, what = probes.bootstrap_groups(store, len(store), 4)
     assert what == "20 documents"
     assert groups.tolist() == [i for i in range(20) for _ in range((3, 5)[i % 2])]
-    groups, what = probes.groups_of(store, 70, 4)  # 18 documents
-    assert what == "18 blocks of 4 tokens in 18 documents, which says nothing of others"
-    groups, what = probes.groups_of(store_of(1030), 1030, 4)
-    assert what == "43 blocks of 24 tokens in 1 document, which says nothing of others"
+    groups, what = probes.bootstrap_groups(store, 70, 4)  # 18 documents
+    assert what.startswith("18 blocks of 4 tokens in 18 documents")
+    groups, what = probes.bootstrap_groups(store_of(1030), 1030, 4)
+    assert what.startswith("43 blocks of 24 tokens in 1 document")
     assert groups.tolist() == [i // 24 for i in range(1030)]

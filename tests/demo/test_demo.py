@@ -1,4 +1,4 @@
-"""The demo at toy size: both parts, the page, the figures."""
+"""The command `logpast demo` at toy size: both parts, failed trainings."""
 
 import json
 import math
@@ -19,7 +19,7 @@ QUICK = ["--steps=4", "--validate_every=2", "--checkpoint_every=2", "--log_every
 QUICK += ["--data.validation_tokens=500", "--model.layers=1", "--model.heads=2", "--model.width=16"]
 
 
-def test_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_parts_are_trained_scored_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "STREAMS", {"train": (3, 500), "validation": (1, 300), "test": (1, 2000)})
     out = tmp_path / "demo"
     results = demo.demo(out, record=tmp_path / "rows.jsonl", train_options=QUICK)
@@ -33,13 +33,13 @@ def test_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     topics = results["topics"]
     assert topics["optimum_given_all"] < topics["optimum_given_recent"] < math.log(8)
     for name in ("memory", "control"):
-        assert results["topics"][name]["tokens"] == 2000  # a letter is a token
+        assert results["topics"][name]["tokens"] == 2000  # one letter per token
         assert results["text"][name]["unscored"] == 0
     with pytest.raises(UserError, match="exists already"):
         demo.demo(out)
 
 
-def test_held_out_chapters_are_whole_and_apart() -> None:
+def test_splits_hold_all_chapters_and_share_none() -> None:
     texts = {
         split: {title: b"".join(blocks).decode() for title, _, blocks in kjv_chapters(split)}
         for split in ("train", "validation", "test")
@@ -61,14 +61,14 @@ def _small_text(monkeypatch: pytest.MonkeyPatch, store: TokenStore) -> None:
 
 
 @pytest.mark.usefixtures("_small_text")
-def test_failed_training_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"(memory|control) model failed"):
+def test_failed_training_names_its_log(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"(memory|control)\.log"):
         demo.demo(tmp_path / "demo", only="text", train_options=["--model.heads", "7"])
 
 
 @pytest.mark.usefixtures("_small_text")
-def test_when_one_training_fails_the_other_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_one_training_fails_the_other_is_terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(demo.SYSTEMS, "control", "no-such-system")
-    with pytest.raises(UserError, match="control model failed"):
-        demo.demo(tmp_path / "demo", only="text")  # whose memory would take minutes
+    with pytest.raises(UserError, match=r"control\.log"):
+        demo.demo(tmp_path / "demo", only="text")  # the memory model would take minutes
     assert not sorted_checkpoints(tmp_path / "demo" / "text" / "memory")

@@ -1,4 +1,4 @@
-"""The drifting topics and their two optima, against enumeration of everything that could have happened."""
+"""Drifting topics and their two optima, against enumeration of all possible segmentations."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ SMALL = Topics(vocabulary=8, concentration=0.5, exponent=2.0, shortest=16, longe
 
 
 def law_of(source: Topics) -> dict[int, float]:
-    """P(duration), written out."""
+    """P(duration) for each duration."""
     powers = {n: n**-source.exponent for n in range(source.shortest, source.longest + 1)}
     return {n: power / sum(powers.values()) for n, power in powers.items()}
 
@@ -34,7 +34,7 @@ def in_one_segment(source: Topics, tokens: list[int]) -> float:
 
 
 def from_a_start(source: Topics, tokens: list[int]) -> float:
-    """P(tokens) if a segment begins with the first: all segmentations, one by one."""
+    """P(tokens) if a segment begins with the first token: the sum over all segmentations."""
     if not tokens:
         return 1.0
     return sum(
@@ -43,7 +43,7 @@ def from_a_start(source: Topics, tokens: list[int]) -> float:
 
 
 def probability(source: Topics, tokens: list[int]) -> float:
-    """P(tokens) if one begins to look at any moment: all durations and ages of the segment found under way."""
+    """P(tokens) from a random start: the sum over all durations and ages of the segment in progress."""
     law = law_of(source)
     mean = sum(n * p for n, p in law.items())
     return sum(
@@ -54,7 +54,7 @@ def probability(source: Topics, tokens: list[int]) -> float:
 
 
 @pytest.mark.parametrize("source", TINY)
-def test_given_all_is_the_sum_over_all_segmentations(source: Topics) -> None:
+def test_optimum_given_all_is_the_sum_over_all_segmentations(source: Topics) -> None:
     tokens = source.draw(9, seed=0).tokens.tolist()
     ways = [probability(source, tokens[:n]) for n in range(10)]
     np.testing.assert_allclose(source.nats_given_all(tokens), -np.diff(np.log(ways)), rtol=1e-11)
@@ -62,8 +62,8 @@ def test_given_all_is_the_sum_over_all_segmentations(source: Topics) -> None:
 
 @pytest.mark.parametrize("source", TINY)
 @pytest.mark.parametrize(("slots", "window"), [(3, 2), (0, 3), (4, 4), (5, 1)])
-def test_given_recent_is_the_sum_over_what_the_control_sees(source: Topics, slots: int, window: int) -> None:
-    """What it sees comes from the very windows that models are shown."""
+def test_optimum_given_recent_is_the_sum_given_what_the_control_sees(source: Topics, slots: int, window: int) -> None:
+    """What it sees is taken from the batches that models get."""
     store = TokenStore.in_memory([source.draw(15, seed=1).tokens], source.vocabulary + 1, eot=source.vocabulary)
     windows = Windows(store, window, slots)
     batch = windows.batch(np.arange(len(windows)))
@@ -78,8 +78,8 @@ def test_given_recent_is_the_sum_over_what_the_control_sees(source: Topics, slot
 
 
 @pytest.mark.parametrize("source", TINY)
-def test_given_all_is_a_stationary_distribution(source: Topics) -> None:
-    """It sums to 1, and not to see the first token, or the last, comes to the same."""
+def test_optimum_given_all_is_a_stationary_distribution(source: Topics) -> None:
+    """It sums to 1, and summing over the first token or over the last gives the same."""
 
     def all_streams(length: int) -> np.ndarray:
         streams = itertools.product(range(source.vocabulary), repeat=length)
@@ -97,67 +97,68 @@ def tokens() -> np.ndarray:
     return SMALL.draw(20_000, seed=0).tokens
 
 
-def test_the_more_one_sees_the_less_one_loses(tokens: np.ndarray) -> None:
+def test_optimum_falls_with_the_number_of_slots(tokens: np.ndarray) -> None:
     losses = [SMALL.nats_given_recent(tokens, slots, 16).mean() for slots in (0, 10, 40, 160)]
     losses += [SMALL.nats_given_all(tokens).mean(), SMALL.draw(20_000, seed=0).nats.mean()]
     assert all(np.diff(losses) < 0)
-    assert losses[2] - losses[4] > 0.005  # what the demo is about
+    assert losses[2] - losses[4] > 0.005  # the demo is about this difference
     assert losses[0] < math.log(8)
 
 
-def test_from_recent_to_all(tokens: np.ndarray) -> None:
+def test_optimum_given_recent_approaches_the_optimum_given_all(tokens: np.ndarray) -> None:
     given_all = SMALL.nats_given_all(tokens[:1500])
-    apart = [np.abs(SMALL.nats_given_recent(tokens[:1500], slots, 16) - given_all).max() for slots in (80, 320, 1500)]
-    assert apart[0] > 100 * apart[1] > 0
-    assert apart[2] == 0
-    # windows that see back to the stream's start know all there is
+    differences = [
+        np.abs(SMALL.nats_given_recent(tokens[:1500], slots, 16) - given_all).max() for slots in (80, 320, 1500)
+    ]
+    assert differences[0] > 100 * differences[1] > 0
+    assert differences[2] == 0
+    # early windows see the whole past
     early = SMALL.nats_given_recent(tokens[:1500], 41, 16)[:48]
     np.testing.assert_array_equal(early, given_all[:48])
 
 
-def test_the_optimum_holds_on_average_against_a_wrong_belief(tokens: np.ndarray) -> None:
-    """Filtering with any other source's parameters costs more."""
+def test_filtering_with_wrong_parameters_has_a_higher_loss(tokens: np.ndarray) -> None:
     right = SMALL.nats_given_all(tokens).mean()
     for wrong in (Topics(8, 1.0, 2.0, 16, 512), Topics(8, 0.5, 1.0, 16, 512), Topics(8, 0.5, 2.0, 32, 512)):
         assert wrong.nats_given_all(tokens).mean() > right
 
 
 def test_streams_are_stationary() -> None:
-    """Over many streams a segment begins at each place equally often, the first places included."""
+    """Over many streams, a segment begins at each position equally often, also at the first ones."""
     source, streams, length = Topics(2, 1.0, 1.5, 4, 60), 4000, 80
     begins = np.array([np.diff(source.draw(length, seed).segments) for seed in range(streams)])
     rate = 1 / (np.arange(1, 61) * source.durations).sum()
     error = math.sqrt(rate * (1 - rate) / streams)
     assert np.abs(begins.mean(axis=0) - rate).max() < 4.5 * error
-    # and what is left of the first segment follows the equilibrium law
+    # what is left of the first segment follows the equilibrium distribution
     left = 1 + np.where(begins.any(axis=1), begins.argmax(axis=1), length)
     share = np.bincount(left, minlength=61)[1:] / streams
     assert np.abs(share.cumsum() - source.remainders.cumsum()).max() < 1.95 / math.sqrt(streams)  # Kolmogorov, 0.1 %
 
 
-def test_streams_have_the_length_that_was_asked_for() -> None:
-    """The first segment may be shorter than any other can be."""
+def test_streams_have_the_requested_length() -> None:
+    """Although the first segment may be shorter than `shortest`."""
     assert {len(Topics(shortest=9, longest=9).draw(26, seed).tokens) for seed in range(50)} == {26}
 
 
-def test_streams_are_what_they_say() -> None:
+def test_streams_follow_durations_topics_and_seed() -> None:
     drawn = SMALL.draw(50_000, seed=3)
-    lasting = np.bincount(drawn.segments)
-    assert len(drawn.tokens) == len(drawn.segments) == lasting.sum() == 50_000
-    assert drawn.topics.shape == (len(lasting), 8)
-    assert lasting[1:-1].min() >= 16
-    assert lasting.max() <= 512
+    lengths = np.bincount(drawn.segments)
+    assert len(drawn.tokens) == len(drawn.segments) == lengths.sum() == 50_000
+    assert drawn.topics.shape == (len(lengths), 8)
+    assert lengths[1:-1].min() >= 16
+    assert lengths.max() <= 512
     mean = (np.arange(1, 513) * SMALL.durations).sum()
-    assert lasting[1:-1].mean() == pytest.approx(mean, rel=0.1)
-    longest = int(lasting.argmax())
-    share = np.bincount(drawn.tokens[drawn.segments == longest], minlength=8) / lasting.max()
+    assert lengths[1:-1].mean() == pytest.approx(mean, rel=0.1)
+    longest = int(lengths.argmax())
+    share = np.bincount(drawn.tokens[drawn.segments == longest], minlength=8) / lengths.max()
     np.testing.assert_allclose(share, drawn.topics[longest], atol=0.1)
     np.testing.assert_array_equal(drawn.tokens, SMALL.draw(50_000, seed=3).tokens)
     assert (drawn.tokens != SMALL.draw(50_000, seed=4).tokens).mean() > 0.5
 
 
-def test_the_demo_has_something_to_show() -> None:
-    """With the defaults, about 0.05 nats lie beyond the sight of a control with 41 slots and a window of 16."""
+def test_difference_between_the_optima_of_the_demo() -> None:
+    """With the defaults it is about 0.05 nats for a control with 41 slots and a window of 16."""
     source = Topics()
     tokens = source.draw(20_000, seed=0).tokens
     gap = source.nats_given_recent(tokens, 41, 16).mean() - source.nats_given_all(tokens).mean()
@@ -165,6 +166,6 @@ def test_the_demo_has_something_to_show() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"vocabulary": 1}, {"concentration": 0.0}, {"shortest": 0}, {"longest": 3}])
-def test_mistakes_are_named(wrong: dict[str, int]) -> None:
-    with pytest.raises(UserError, match="got"):
+def test_wrong_parameters_are_named(wrong: dict[str, int]) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong))):
         Topics(**wrong)

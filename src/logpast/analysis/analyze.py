@@ -1,16 +1,17 @@
-"""`logpast analyze`: where a model's loss lies, and how much of its past it really uses.
+"""`logpast analyze`: where a model's loss lies, and how much of its past it uses.
 
-The text is scored once by the model, and once by a control if there is one; each token's nats are then told apart by
-its position in the window, by how frequent it is, and by where it last occurred. For the rest the text, or the first
-`limit` tokens of it, is scored again and again: with each slot silent, with the past cut off, replaced by another or
-shuffled beyond some lag, and by windows that overlap. Every figure is a mean over tokens; every interval is a bootstrap
-over documents, or over blocks where documents are few, and all differences are between the nats of the same tokens.
+The text is scored once by the model, and once by the control if there is one. The loss of each token is then broken
+down by its position in the window, its frequency and its last occurrence. For the rest, the first `limit` tokens are
+scored many times: with each slot set to zero, with the past cut off, replaced or shuffled beyond a lag, and with
+overlapping windows. All numbers are means over tokens. Intervals are bootstraps over documents, or over blocks if there
+are few documents. Differences are between the losses of the same tokens.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import os
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,21 +21,12 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
-from logpast.analysis.breakdowns import Text, findings
-from logpast.analysis.page import draw
-from logpast.analysis.passes import Array, Rival, kept_passes, plan_of, run
-from logpast.analysis.saved import (
-    FORMAT,
-    JSON,
-    NATS,
-    PAGE,
-    WAYS,
-    Kept,
-    folder_of,
-    is_analysis,
-    kept_of,
-    read_analysis,
-)
+from logpast.analysis.breakdowns import Text, break_down
+from logpast.analysis.labels import signed
+from logpast.analysis.page import DOCUMENTS, draw
+from logpast.analysis.passes import Array, Control, FinishedPasses, Nats, Plan, finished_passes, plan_passes, run
+from logpast.analysis.saved import JSON, NATS, PAGE, SavedControl, folder_of, is_analysis, read_analysis, read_control
+from logpast.analysis.schema import FORMAT, WAYS
 from logpast.data import TokenStore, is_store, open_tokens
 from logpast.data.batching import Streams
 from logpast.data.prepare import is_prepared
@@ -50,7 +42,7 @@ from logpast.util.serialization import json_safe, to_json
 from logpast.util.validation import validate_arguments
 from logpast.version import __version__
 
-DECIMALS = 8  # of a nat: more than any interval is worth, and can be read
+DECIMALS = 8  # of the nats in analysis.json: readable, and far more precise than any interval
 
 
 @validate_arguments
@@ -69,11 +61,11 @@ def analyze(
     precision: Precision = "float32",
     cache: Path | None = None,
 ) -> dict[str, Any]:
-    """Show on one page where a model's loss lies, and how much of its past it really uses.
+    """Show on one page where a model's loss lies, and how much of its past it uses.
 
-    Loss by position in the window, by frequency and by where a token last occurred, and the gain over a control;
-    which tokens gain and lose most; what each slot is worth; how far back the past matters; what overlapping windows
-    bring.
+    The page breaks the loss, and the gain over a control, down by position in the window, by token frequency and by
+    where a token last occurred. It lists the tokens with the highest and the lowest gain, and shows what each slot is
+    worth, how far back the past matters, and what overlapping windows bring.
 
     Examples:
         logpast analyze runs/memory --data wikitext103:test --control runs/control
@@ -81,94 +73,82 @@ def analyze(
         logpast analyze runs/memory-analysis        # draw the page again from its analysis.json, without the model
 
     Args:
-        checkpoint: a run folder (its best checkpoint is taken), one checkpoints/step-… folder, or a finished analysis,
+        checkpoint: a run folder (its best checkpoint is used), one checkpoints/step-… folder, or a finished analysis,
             whose page is drawn again.
         data: the text: a file, folder or glob, a prepared token store, or NAME:SPLIT such as wikitext103:test.
-        control: a second model of the same tokenizer, to measure the gain over: a checkpoint, or the folder of its own
-            finished analysis on the same text, if the model is not at hand.
-        out: folder to make, for report.html, analysis.json and nats.safetensors (the nats of every token in every
-            pass); by default runs/ and the run's name and -analysis. If it is interrupted, the same command goes on.
-        limit: the parts that score the text many times over (slots, lags, strides) take only about the first so many
-            tokens of it; the whole of it is scored once in any case.
-        finest: the stride of overlapping windows is halved until scoring takes so many times as long.
-        counts: the text in which to count how frequent tokens are; by default the training text where its tokens are
-            at hand, else the text itself.
-        streams: corpus reads the text as one stream, as the paper does; document starts anew at every document; the
-            default is what the model was trained with.
-        batch_size: windows at a time; changes speed and memory, not the result.
-        seed: of the orders in which the past is shuffled, and of the places of pasts that replace it.
+        control: a second model with the same tokenizer, to measure the gain over: a checkpoint, or the folder of its
+            own finished analysis on the same text if the model is not available.
+        out: the folder to create, for report.html, analysis.json and nats.safetensors (the loss of every token in
+            every pass); by default runs/ and the name of the run and -analysis. If the command is interrupted, the
+            same command continues.
+        limit: number of tokens for the parts that score the text many times (slots, lags, strides): the first ones.
+            The whole text is scored once in any case.
+        finest: the stride of overlapping windows is halved until scoring costs this many times as much.
+        counts: the text in which tokens are counted for their frequency; by default the training text if it is
+            available, else the text itself.
+        streams: corpus reads the text as one stream, as the paper does; document starts again at every document; by
+            default as the model was trained.
+        batch_size: windows per batch; changes speed and memory, not the result.
+        seed: seed of the random orders and of the replacement pasts.
         device: auto, cpu, cuda or mps.
-        precision: arithmetic of the model; sums are float64 always.
-        cache: where text is kept once tokenised (default: $LOGPAST_CACHE or ~/.cache/logpast).
+        precision: arithmetic of the model; sums are always float64.
+        cache: where tokenised text is cached (default: $LOGPAST_CACHE or ~/.cache/logpast).
 
     Returns:
-        What stands in analysis.json.
+        The content of analysis.json.
     """
     given, (_, *options) = locals(), inspect.signature(analyze).parameters.values()
     if is_analysis(checkpoint):
         return _draw_again(checkpoint, [each.name for each in options if given[each.name] != each.default])
-    _check(batch_size, limit, finest, seed)
+    _validate_numbers(batch_size, limit, finest, seed)
     found = find_checkpoint(checkpoint)
     if data is None:
         raise UserError("give the text to score with --data, such as --data wikitext103:test")
     out = out or Path("runs") / f"{found.config.run.name}-analysis"
-    if os.path.lexists(out):
-        again = f"draw its page again with `logpast analyze {out}`, delete it, or " if is_analysis(out) else ""
-        raise UserError(f"{out} exists already; {again}give another folder with --out")
-    ensure_writable(out)
-    place = device_for(device, precision)
-    store = open_tokens(data, found.load_tokenizer(), cache)
-    window = found.config.model.window
-    if len(store) <= window:
-        raise UserError(f"{store.name} has {len(store)} tokens, no more than one window of {window}; use more text")
+    _require_new(out)
+    target = device_for(device, precision)
+    store = _open_text(data, found, cache)
     streams = streams or found.config.data.streams
     settings = {"streams": streams, "precision": precision, "batch_size": batch_size, "limit": limit,
                 "finest": finest, "seed": seed}  # fmt: skip
-    some = min(limit, len(store))
-    rival, about_rival = _control(control, store, settings, some, place) if control else (None, None)
-    model = load(found, place, precision)
-    about_model = _identity(found, model, store)
-    plan = plan_of(model, rival, store, some, finest, seed, place)
-    both = ((model, about_model), (rival, about_rival))
-    models = {each: about for each, about in both if isinstance(each, LanguageModel) and about}
-    code = {"logpast": __version__, "revision": revision()}  # now: the checkout may be another when all is done
-    decisive = {
+    probed = min(limit, len(store))
+    other, about_other = _load_control(control, store, settings, probed, target) if control else (None, None)
+    model = load(found, target, precision)
+    about_model = _describe_model(found, model, store)
+    code = {"logpast": __version__, "revision": revision()}  # now: the checkout may have changed by the end
+    inputs = {
         "code": code_sha256(), "text": store.identity, "streams": streams, "precision": precision, "seed": seed,
-        "documents": hashlib.sha256(store.documents.tokens.tobytes()).hexdigest(), "device": place.type,
+        "documents": hashlib.sha256(store.documents.tokens.tobytes()).hexdigest(), "device": target.type,
     }  # fmt: skip
-    total = int(sum(one.cost for kind in plan.values() for one in kind))
-    with kept_passes(temporary_path(out, "passes"), plan, decisive, models) as done:
-        with progress_bar("analyzing", total, int(done.cost)) as progress:
-            frequent = _counted(found, store, counts, cache, progress)
-            try:
-                nats = run(plan, done, store, streams, batch_size, place, precision, progress)
-            except KeyboardInterrupt:
-                progress.say(f"stopped; the same command goes on with what lies in {done.folder}")
-                raise
-        if isinstance(rival, Kept):
-            nats["control"] = {"control": rival.nats}
-        text = Text(store, streams, frequent, about_model["train_data"]["sha256"])
-        parts = findings(nats, text, model, rival, some, finest)
+    plan = plan_passes(model, other, store, probed, finest, seed, target)
+    both = ((model, about_model), (other, about_other))
+    models = {each: described for each, described in both if isinstance(each, LanguageModel)}
+    with finished_passes(temporary_path(out, "passes"), plan, inputs, models) as done:
+        counted, nats = _score(plan, done, store, found, counts, cache, settings, target)
+        if isinstance(other, SavedControl):
+            nats["control"] = {"control": other.nats}
+        text = Text(store, streams, counted, about_model["train_data"]["sha256"])
+        parts = break_down(nats, text, model, other, probed, finest)
         about = {
             "format": FORMAT,
             "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             **code,
-            "hardware": describe(place),
+            "hardware": describe(target),
             "seconds": round(done.seconds, 1),
             "data": store.identity | {"documents": len(store.documents)},
             "settings": settings,
             "model": about_model,
-            "control": about_rival,
+            "control": about_other,
         }
         result = json_safe(about) | json_safe(parts, DECIMALS)
         _write(out, result, {name: each for kind in nats.values() for name, each in kind.items()}, precision)
-        done.clear()
-    atomic_write(out / PAGE, draw(result))  # last: a page that cannot be drawn takes no figures away
-    _report(result, out)
+        done.delete()
+    atomic_write(out / PAGE, draw(result))  # last: if drawing fails, the numbers are safe
+    _print_summary(result, out)
     return result
 
 
-def _check(batch_size: int, limit: int, finest: int, seed: int) -> None:
+def _validate_numbers(batch_size: int, limit: int, finest: int, seed: int) -> None:
     for name, value in (("batch_size", batch_size), ("limit", limit), ("finest", finest)):
         if value < 1:
             raise UserError(f"{name} must be at least 1, got {value}")
@@ -176,41 +156,77 @@ def _check(batch_size: int, limit: int, finest: int, seed: int) -> None:
         raise UserError(f"seed must be from 0 to 2^63 − 1, got {seed}")
 
 
-def _control(
-    path: Path, store: TokenStore, settings: dict[str, Any], some: int, device: torch.device
-) -> tuple[Rival, dict[str, Any]]:
-    """A second model, or what its own analysis has kept of it, and which it is."""
+def _require_new(out: Path) -> None:
+    if os.path.lexists(out):
+        again = f"draw its page again with `logpast analyze {out}`, delete it, or " if is_analysis(out) else ""
+        raise UserError(f"{out} exists already; {again}give another folder with --out")
+    ensure_writable(out)
+
+
+def _open_text(data: str, found: Checkpoint, cache: Path | None) -> TokenStore:
+    store, window = open_tokens(data, found.load_tokenizer(), cache), found.config.model.window
+    if len(store) <= window:
+        raise UserError(f"{store.name} has {len(store)} tokens, no more than one window of {window}; use more text")
+    return store
+
+
+def _load_control(
+    path: Path, store: TokenStore, settings: dict[str, Any], probed: int, device: torch.device
+) -> tuple[Control, dict[str, Any]]:
+    """The control, from its checkpoint or from its own analysis, and its description."""
     if is_analysis(path):
-        kept = kept_of(path, store, settings, some)
-        return kept, kept.about
+        saved = read_control(path, store, settings, probed)
+        return saved, saved.about
     found = find_other(path, store)
     model = load(found, device, settings["precision"])
-    return model, _identity(found, model, store)
+    return model, _describe_model(found, model, store)
 
 
-def _counted(
+def _describe_model(found: Checkpoint, model: LanguageModel, store: TokenStore) -> dict[str, Any]:
+    """Which model this is: enough to recognise it when the checkpoint is gone."""
+    row = ledger.row(found, store, {})
+    names = ("run", "step", "seed", "parameters", "train_tokens", "train_data", "trained_at_revision", "recipe_hash")
+    sizes = {"window": model.window, "slots": getattr(model, "slots", 0), "history": model.history}
+    return (
+        {"system": system_of(found.config.model)} | sizes | {name: row[name] for name in names}
+        | {"weights_sha256": sha256_of(found.path / "model.safetensors"), "recipe": row["recipe"]}
+    )  # fmt: skip
+
+
+def _score(
+    plan: Plan,
+    done: FinishedPasses,
+    store: TokenStore,
+    found: Checkpoint,
+    counts: str | None,
+    cache: Path | None,
+    settings: dict[str, Any],
+    device: torch.device,
+) -> tuple[TokenStore, Nats]:
+    """Run all passes behind one progress bar; also open the text in which tokens are counted."""
+    total = int(sum(one.cost for kind in plan.values() for one in kind))
+    with progress_bar("analyzing", total, int(done.cost)) as progress:
+        counted = _open_counted(found, store, counts, cache, progress)
+        try:
+            streams, batch_size, precision = settings["streams"], settings["batch_size"], settings["precision"]
+            return counted, run(plan, done, store, streams, batch_size, device, precision, progress)
+        except KeyboardInterrupt:
+            progress.say(f"stopped; the same command continues from the finished passes in {done.folder}")
+            raise
+
+
+def _open_counted(
     found: Checkpoint, store: TokenStore, counts: str | None, cache: Path | None, progress: ProgressBar
 ) -> TokenStore:
-    """The text that says how frequent a token is."""
+    """The text in which tokens are counted."""
     if counts is not None:
         return open_tokens(counts, found.load_tokenizer(), cache)
     data, train = found.config.data, None
     if is_prepared(data.train, data.tokenizer, cache):
-        progress.say(f"counting tokens of {data.train}")
+        progress.say(f"counting the tokens of {data.train}")
         train = open_tokens(data.train, None if is_store(data.train) else data.tokenizer, cache)
-    # under the same name there may by now be another text
+    # another text may have the same name by now
     return train if train and train.sha256 == found.state["data"]["sha256"] else store
-
-
-def _identity(found: Checkpoint, model: LanguageModel, store: TokenStore) -> dict[str, Any]:
-    """Which weights these are, to be known again when they are gone."""
-    row = ledger.row(found, store, {})
-    kept = ("run", "step", "seed", "parameters", "train_tokens", "train_data", "trained_at_revision", "recipe_hash")
-    sizes = {"window": model.window, "slots": getattr(model, "slots", 0), "history": model.history}
-    return (
-        {"system": system_of(found.config.model)} | sizes | {name: row[name] for name in kept}
-        | {"weights_sha256": sha256_of(found.path / "model.safetensors"), "recipe": row["recipe"]}
-    )  # fmt: skip
 
 
 def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision: str) -> None:
@@ -220,40 +236,44 @@ def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision:
             (folder / JSON).write_text(to_json(result) + "\n", encoding="utf-8")
             save_file({name: each.astype(kind) for name, each in nats.items()}, folder / NATS)
     except FileExistsError:
-        raise UserError(f"{out} has come to exist meanwhile; give another folder with --out") from None
+        raise UserError(f"{out} was created by another command meanwhile; give another folder with --out") from None
 
 
-def _draw_again(finished: Path, asked: list[str]) -> dict[str, Any]:
-    if asked:
-        options = " and ".join(f"--{name}" for name in asked)
+def _draw_again(finished: Path, given: list[str]) -> dict[str, Any]:
+    if given:
+        options = " and ".join(f"--{name}" for name in given)
         raise UserError(f"{finished} is a finished analysis, whose page is drawn again; give a model, or no {options}")
     result = read_analysis(finished)
-    with ledger.reading(f"{finished} is not an analysis that can be drawn", "analyze the model anew"):
-        page = draw(result)
-    place = folder_of(finished) / PAGE
-    atomic_write(place, page)
-    print(f"open {place}")
+    page = folder_of(finished) / PAGE
+    atomic_write(page, draw(result))
+    print(f"open {page}")
     return result
 
 
-def _report(result: dict[str, Any], out: Path) -> None:
-    data, scores, lines = result["data"], result["scores"], list[tuple[str, float, list[float] | None]]()
+def _print_summary(result: dict[str, Any], out: Path) -> None:
+    """The main numbers; the page has the others."""
+    data, scores, lines = result["data"], result["scores"], list[tuple[str, str]]()
     if "gain" in scores["all"]:
-        gain = scores["all"]["gain"]
-        lines.append(("gain over the control", gain["nats"][0], gain["interval"][0]))
-        for name in ("familiar", "others"):
-            if part := result["documents"].get(name):
-                gain = part["all"]["gain"]
-                lines.append((f"  {part['documents']:,} {name}", gain["nats"][0], gain["interval"][0]))
+        lines.append(("gain over the control", _gain(scores["all"])))
+        for key, name in DOCUMENTS.items():
+            if part := result["documents"].get(key):
+                lines.append((f"  {part['documents']:,} {name}", _gain(part["all"])))
     if "absent" not in result["slots"]:
-        none, lags = result["slots"]["all"], result["lags"]
-        lines.append(("all slots silent", none["increase"], none["interval"]))
+        whole, lags = result["slots"]["all"], result["lags"]
+        lines.append(("increase, all slots zero", signed(whole["increase"], whole["interval"])))
         for way in WAYS:
-            lines.append((f"all of the past {way}", lags[way]["increase"][0], lags[way]["interval"][0]))
+            lines.append((f"increase, whole past {way}", signed(lags[way]["increase"][0], lags[way]["interval"][0])))
     if "absent" not in result["stride"]:
         own = result["stride"]["model"]
-        lines.append((f"stride {own['stride'][-1]} of {own['stride'][0]}", own["increase"][-1], own["interval"][-1]))
+        name = f"change, stride {own['stride'][-1]} of {own['stride'][0]}"
+        lines.append((name, signed(own["increase"][-1], own["interval"][-1])))
     print(f"{data['name']}: {data['tokens']:,} tokens, ppl_token {scores['model']['ppl_token']:.4f}; nats per token:")
-    for name, value, interval in lines:
-        print(f"  {name:26} {value:+.4f}" + (" [{:+.4f}, {:+.4f}]".format(*interval) if interval else ""))
+    for name, value in lines:
+        print(f"  {name:30} {value}")
     print(f"open {out / PAGE}")
+
+
+def _gain(part: dict[str, Any]) -> str:
+    """The gain in nats per token, and what it does to the perplexity."""
+    gain = part["gain"]["nats"][0]
+    return f"{signed(gain, part['gain']['interval'][0])} (perplexity {math.expm1(-gain):+.1%})"

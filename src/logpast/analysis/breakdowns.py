@@ -1,4 +1,4 @@
-"""What an analysis finds: from the nats of every token to the parts of its analysis.json, each in figures alone."""
+"""The parts of analysis.json, computed from the nats of every token: numbers only."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from logpast.analysis.passes import Array, Nats, Rival, halved, lags_of
+from logpast.analysis.passes import Array, Control, Nats, halved_strides, probed_lags
 from logpast.analysis.probes import (
     NEVER,
     PERMUTATIONS,
     Kinds,
-    documents_of,
-    doubling,
-    groups_of,
+    bootstrap_groups,
+    document_of_token,
     last_seen,
-    places_in_stream,
+    positions_in_stream,
+    powers_of_two,
 )
-from logpast.analysis.saved import WAYS, Kept
+from logpast.analysis.saved import SavedControl
+from logpast.analysis.schema import WAYS
 from logpast.data import TokenStore
 from logpast.data.batching import Streams
 from logpast.evaluation import metrics
@@ -26,55 +27,56 @@ from logpast.evaluation.scoring import compute_metrics
 from logpast.evaluation.vocabulary import UNSEEN, occurrences, unseen
 from logpast.models import LanguageModel, LogMemoryTransformer, Transformer
 
-NAMED = 12  # tokens that gain most, and that lose most
-#: where bins of frequent and rare tokens begin
+NAMED = 12  # tokens with the highest gain, and with the lowest
+#: where bins of token counts begin
 COUNTS = sorted({0} | {step * 10**power for power in range(12) for step in (1, 3)})
 
 
 @dataclass(frozen=True)
 class Text:
-    """What was scored, and what says how frequent its tokens are."""
+    """The text that is scored, and the text in which tokens are counted."""
 
     store: TokenStore
     streams: Streams
-    frequent: TokenStore
-    trained_on: str
-    """the sha256 of the training text"""
+    counted: TokenStore
+    train_sha256: str
+    """of the training text"""
 
 
-def findings(
-    nats: Nats, text: Text, model: LanguageModel, rival: Rival | None, some: int, finest: int
-) -> dict[str, Any]:  # fmt: skip
-    """All parts, by their names; `some`: how many tokens were scored again and again."""
+def break_down(
+    nats: Nats, text: Text, model: LanguageModel, control: Control | None, probed: int, finest: int
+) -> dict[str, Any]:
+    """All parts by name; `probed` tokens were scored many times."""
     return (
-        _of_tokens(nats, text, model, rival)
-        | _of_the_past(nats, text.store, model, some)
+        _by_token_property(nats, text, model, control)
+        | _by_change_of_past(nats, text.store, model, probed)
         | {
-            "documents": _of_documents(nats, text, model, rival, some),
-            "stride": _strides(nats, text.store, model, rival, some, finest),
+            "documents": _by_vocabulary(nats, text, model, control, probed),
+            "stride": _by_stride(nats, text.store, model, control, probed, finest),
         }
     )
 
 
 @dataclass(frozen=True)
-class Sides:
-    """The nats of a text's tokens by the model, and by the control if there is one."""
+class Losses:
+    """The nats of tokens under the model, and under the control if there is one."""
 
-    ours: Array
-    theirs: Array | None
+    model: Array
+    control: Array | None
     groups: Kinds
+    """which tokens the bootstrap draws together"""
 
     def by_kind(self, kinds: Kinds, number: int) -> dict[str, Any]:
-        """Nats of both, and the gain (control − model, above 0 where the model is better), by kind of token."""
-        values = {"model": self.ours}
-        if self.theirs is not None:
-            values |= {"control": self.theirs, "gain": self.theirs - self.ours}
+        """Mean nats of both, and the gain (control − model: positive if the model is better), by kind of token."""
+        values = {"model": self.model}
+        if self.control is not None:
+            values |= {"control": self.control, "gain": self.control - self.model}
         tables = {name: metrics.by_kind(value, kinds, number, self.groups) for name, value in values.items()}
         tokens = [table.pop("tokens") for table in tables.values()]
         return {"tokens": tokens[0]} | tables
 
     def by_bin(self, values: Kinds, begins: list[int]) -> dict[str, Any]:
-        """The same by bins of a number that each token has; bins without tokens are left out."""
+        """The same by bins of a value that each token has; bins without tokens are left out."""
         bins = np.searchsorted(begins, values, side="right") - 1
         present = np.unique(bins)
         last = [end - 1 for end in begins[1:]] + [None]
@@ -82,41 +84,45 @@ class Sides:
         return {"from": [begins[i] for i in present], "to": [last[i] for i in present]} | table
 
 
-def _of_tokens(nats: Nats, text: Text, model: LanguageModel, rival: Rival | None) -> dict[str, Any]:
-    """What the nats of the whole text tell, scored once by each."""
-    store, frequent = text.store, text.frequent
-    ours, theirs = nats["model"]["model"], nats["control"]["control"] if rival else None
-    groups, what = groups_of(store, len(store), model.window)
-    sides = Sides(ours, theirs, groups)
-    place = places_in_stream(store, text.streams)
-    position = place % model.window
-    seen = last_seen(np.asarray(store.tokens), place, model.window)
-    where, names = _whereabouts(seen, model, rival)
+def _losses_of_text(nats: Nats, text: Text, model: LanguageModel, control: Control | None) -> Losses:
+    groups, _ = bootstrap_groups(text.store, len(text.store), model.window)
+    return Losses(nats["model"]["model"], nats["control"]["control"] if control else None, groups)
+
+
+def _by_token_property(nats: Nats, text: Text, model: LanguageModel, control: Control | None) -> dict[str, Any]:
+    """Loss and gain over the whole text: by position in the window, frequency and last occurrence."""
+    store, counted = text.store, text.counted
+    losses = _losses_of_text(nats, text, model, control)
+    in_stream = positions_in_stream(store, text.streams)
+    in_window = in_stream % model.window
+    seen = last_seen(np.asarray(store.tokens), in_stream, model.window)
+    where, names = _last_occurrence(seen, model, control)
+    gain = None if losses.control is None else losses.control - losses.model
     return {
-        "intervals": f"95 %, bootstrap over {what}",
+        "intervals": _intervals(store, len(store), model),
         "scores": {
-            "model": compute_metrics(ours, store),
-            "control": compute_metrics(theirs, store) if theirs is not None else None,
-            "all": sides.by_kind(np.zeros_like(place), 1),
+            "model": compute_metrics(losses.model, store),
+            "control": None if losses.control is None else compute_metrics(losses.control, store),
+            "all": losses.by_kind(np.zeros_like(in_stream), 1),
         },
         "position": {
-            "each": sides.by_kind(position, model.window),
-            "binned": sides.by_bin(position, _positions(model.window)),
+            "each": losses.by_kind(in_window, model.window),
+            "binned": losses.by_bin(in_window, _position_bins(model.window)),
         },
-        "frequency": {"counted_in": frequent.name, "counted_tokens": len(frequent)}
-        | sides.by_bin(occurrences(frequent)[store.tokens], COUNTS),
+        "frequency": {"counted_in": counted.name, "counted_tokens": len(counted)}
+        | losses.by_bin(occurrences(counted)[store.tokens], COUNTS),
         "last_seen": {
-            "where": {"kinds": names} | sides.by_kind(where, len(names)),
-            "by_lag": sides.by_bin(seen, [NEVER, 0, *doubling(2 * len(store))]),
+            "where": {"kinds": names} | losses.by_kind(where, len(names)),
+            "by_lag": losses.by_bin(seen, [NEVER, 0, *powers_of_two(2 * len(store))]),
         },
-        "by_token": _by_token(store, theirs - ours) if theirs is not None else {},
+        "by_token": {} if gain is None else _by_token(store, gain),
     }
 
 
 def _by_token(store: TokenStore, gain: Array) -> dict[str, Any]:
-    """Tokens on which most is gained, and lost, over all places where they stand."""
+    """The tokens with the highest and the lowest gain, summed over their occurrences."""
     ids, tokenizer = np.asarray(store.tokens, np.int64), store.load_tokenizer()
-    document = documents_of(store)
+    document = document_of_token(store)
     sums = np.bincount(ids, gain)
     order = np.argsort(sums, kind="stable")
 
@@ -131,102 +137,114 @@ def _by_token(store: TokenStore, gain: Array) -> dict[str, Any]:
     }
 
 
-def _of_documents(nats: Nats, text: Text, model: LanguageModel, rival: Rival | None, some: int) -> dict[str, Any]:
-    """Familiar documents apart from those with much that the training text never has: chance weighs more there."""
-    store, frequent = text.store, text.frequent
-    if frequent.sha256 != text.trained_on:
-        return {"absent": "the training text is not at hand, or another is counted"}
-    familiar = unseen(frequent, store) <= UNSEEN * store.documents.tokens
-    if familiar.all() or not familiar.any():
-        return {"absent": f"no document stands out by tokens that {frequent.name} never has"}
-    ours, theirs = nats["model"]["model"], nats["control"]["control"] if rival else None
-    position = places_in_stream(store, text.streams) % model.window
-    groups, few = groups_of(store, len(store), model.window)[0], groups_of(store, some, model.window)[0]
-    whose = np.repeat(familiar, store.documents.tokens)
-    found: dict[str, Any] = {"counted_in": frequent.name, "most_unseen": UNSEEN}
-    for name, chosen, number in (("familiar", whose, familiar.sum()), ("others", ~whose, (~familiar).sum())):
-        sides = Sides(ours[chosen], None if theirs is None else theirs[chosen], groups[chosen])
-        found[name] = {
+def _by_vocabulary(
+    nats: Nats, text: Text, model: LanguageModel, control: Control | None, probed: int
+) -> dict[str, Any]:
+    """In-vocabulary documents, and the others: those with many tokens that the training text never has."""
+    store, counted = text.store, text.counted
+    if counted.sha256 != text.train_sha256:
+        return {"absent": "the training text is not available, or tokens are counted in another text"}
+    known = unseen(counted, store) <= UNSEEN * store.documents.tokens
+    if known.all() or not known.any():
+        return {"absent": f"{'all' if known.all() else 'none'} of the documents are in-vocabulary"}
+    losses = _losses_of_text(nats, text, model, control)
+    position = positions_in_stream(store, text.streams) % model.window
+    groups, _ = bootstrap_groups(store, probed, model.window)
+    in_known = np.repeat(known, store.documents.tokens)
+    result: dict[str, Any] = {"counted_in": counted.name, "most_unseen": UNSEEN}
+    for name, chosen, number in (("familiar", in_known, known.sum()), ("others", ~in_known, (~known).sum())):
+        theirs = None if losses.control is None else losses.control[chosen]
+        part = Losses(losses.model[chosen], theirs, losses.groups[chosen])
+        result[name] = {
             "documents": int(number),
-            "all": sides.by_kind(np.zeros(chosen.sum(), np.int64), 1),
-            "position": sides.by_bin(position[chosen], _positions(model.window)),
+            "all": part.by_kind(np.zeros(chosen.sum(), np.int64), 1),
+            "position": part.by_bin(position[chosen], _position_bins(model.window)),
         }
-        here = chosen[:some]
+        here = chosen[:probed]
         for way in WAYS if "cut" in nats and here.any() else ():
-            passes = [_increase(each[here], ours[:some][here], few[here]) for each in nats[way].values()]
-            found[name][way] = {"lag": lags_of(model.history), "tokens": int(here.sum())} | _columns(passes)
-    return found
+            whole = losses.model[:probed][here]
+            increases = [_increase(each[here], whole, groups[here]) for each in nats[way].values()]
+            lags = {"lag": probed_lags(model.history), "tokens": int(here.sum())}
+            result[name][way] = lags | _columns(increases)
+    return result
 
 
-def _positions(window: int) -> list[int]:
+def _position_bins(window: int) -> list[int]:
     """Where bins of positions in a window begin."""
-    return [0, *doubling(window - 1), window]
+    return [0, *powers_of_two(window - 1), window]
 
 
-def _whereabouts(seen: Kinds, model: LanguageModel, rival: Rival | None) -> tuple[Kinds, list[str]]:
-    """Of each token: in whose sight it last occurred."""
+def _last_occurrence(seen: Kinds, model: LanguageModel, control: Control | None) -> tuple[Kinds, list[str]]:
+    """For each token, whose history its last occurrence is in; and the names of these kinds."""
     edges, names = [0, 1], ["in the window"]
-    near = rival.history if rival and rival.window == model.window else 0
+    near = control.history if control and control.window == model.window else 0
     if 0 < near < model.history:
         edges.append(near + 1)
-        names.append(f"before it, in the control's sight too (to lag {near:,})")
+        names.append(f"before the window, in both histories (up to lag {near:,})")
     if model.history:
         edges.append(model.history + 1)
-        names.append(f"before it, in the model's history (to lag {model.history:,})")
+        names.append(f"before the window, in the model's history (up to lag {model.history:,})")
     if near > model.history:
         edges.append(near + 1)
-        alone = " alone" if isinstance(model, Transformer) else ""  # others carry a state from before the window
-        names.append(f"before it, in the control's sight{alone} (to lag {near:,})")
+        only = " only" if isinstance(model, Transformer) else ""  # recurrent models have a state from before the window
+        names.append(f"before the window, in the control's history{only} (up to lag {near:,})")
     names += ["farther back" if len(names) > 1 else "before the window", "never before"]
     kinds = np.searchsorted(edges, seen, side="right") - 1
     return np.where(seen == NEVER, len(names) - 1, kinds), names
 
 
-def _of_the_past(nats: Nats, store: TokenStore, model: LanguageModel, some: int) -> dict[str, Any]:
-    """What each slot is worth, and each stretch of the history: parts that only a model with slots has."""
+def _by_change_of_past(nats: Nats, store: TokenStore, model: LanguageModel, probed: int) -> dict[str, Any]:
+    """What each slot is worth, and each stretch of the history: only for models with slots."""
     if not isinstance(model, Transformer) or not model.slots:
         why = (
-            "this model has no slots: what it knows of the past is the window alone"
+            "the model has no slots, so all it knows of the past is the window"
             if isinstance(model, Transformer)
-            else "this model carries a state from segment to segment: no slots or history stand before its window"
+            else "the model is recurrent, so there are no slots and no history before its window"
         )
         return {"slots": {"absent": why}, "lags": {"absent": why}}
-    whole = nats["model"]["model"][:some]
-    groups, what = groups_of(store, some, model.window)
-    about = {"tokens": some, "intervals": f"95 %, bootstrap over {what}", "whole": float(whole.mean())}
-    slots, none, *changed = (
-        _columns([_increase(each, whole, groups) for each in nats[kind].values()]) for kind in ("slots", "none", *WAYS)
+    whole = nats["model"]["model"][:probed]
+    groups, _ = bootstrap_groups(store, probed, model.window)
+    about = {"tokens": probed, "intervals": _intervals(store, probed, model), "whole": float(whole.mean())}
+    slots, all_slots, *changed = (
+        _columns([_increase(each, whole, groups) for each in nats[kind].values()])
+        for kind in ("slots", "all slots", *WAYS)
     )
+    together = {name: column[0] for name, column in all_slots.items()}
     return {
-        "slots": about | {"lag": _peaks(model), "all": {name: column[0] for name, column in none.items()}} | slots,
+        "slots": about | {"lag": _slot_lags(model), "all": together} | slots,
         "lags": about
-        | {"permutations": PERMUTATIONS, "lag": lags_of(model.history)}
+        | {"permutations": PERMUTATIONS, "lag": probed_lags(model.history)}
         | dict(zip(WAYS, changed, strict=True)),
     }
 
 
-def _strides(
-    nats: Nats, store: TokenStore, model: LanguageModel, rival: Rival | None, some: int, finest: int
+def _by_stride(
+    nats: Nats, store: TokenStore, model: LanguageModel, control: Control | None, probed: int, finest: int
 ) -> dict[str, Any]:
-    """The same tokens by windows that overlap more and more."""
+    """The same tokens scored with more and more overlapping windows."""
     if not isinstance(model, Transformer):
-        return {"absent": "this model carries a state from segment to segment: it reads each token once"}
-    groups, what = groups_of(store, some, model.window)
-    result: dict[str, Any] = {"tokens": some, "intervals": f"95 %, bootstrap over {what}"}
-    for name, each in (("model", model), ("control", rival)):
+        return {"absent": "the model is recurrent, so it reads each token once"}
+    groups, _ = bootstrap_groups(store, probed, model.window)
+    result: dict[str, Any] = {"tokens": probed, "intervals": _intervals(store, probed, model)}
+    for name, each in (("model", model), ("control", control)):
         if isinstance(each, Transformer):
-            strides, whole = halved(each.window, finest), nats[name][name][:some]
+            strides, whole = halved_strides(each.window, finest), nats[name][name][:probed]
             passes = [whole, *nats.get(f"{name} by stride", {}).values()]
             result[name] = {"stride": strides, "cost": [each.window / s for s in strides]}
             result[name] |= _columns([_increase(one, whole, groups) for one in passes])
             result[name]["ppl_token"] = [metrics.perplexity(mean, 1) for mean in result[name]["nats"]]
-    if isinstance(rival, Kept):
-        result["control" if isinstance(rival.stride, dict) else "control_absent"] = rival.stride
+    if isinstance(control, SavedControl):
+        result["control" if isinstance(control.stride, dict) else "control_absent"] = control.stride
     return result
 
 
+def _intervals(store: TokenStore, tokens: int, model: LanguageModel) -> str:
+    """What intervals over the first tokens are."""
+    return f"95 %, bootstrap over {bootstrap_groups(store, tokens, model.window)[1]}"
+
+
 def _increase(nats: Array, whole: Array, groups: Kinds) -> dict[str, Any]:
-    """Nats per token, and by how much they are above those of the model left alone."""
+    """Mean nats, and their increase over the nats of the unchanged model."""
     above = metrics.by_kind(nats - whole, np.zeros_like(groups), 1, groups)
     return {"nats": float(nats.mean()), "increase": above["nats"][0], "interval": above["interval"][0]}
 
@@ -235,8 +253,8 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def _peaks(model: Transformer) -> list[float]:
-    """How far back each slot looks, nearest first."""
+def _slot_lags(model: Transformer) -> list[float]:
+    """The lag at which each slot peaks, nearest first."""
     if isinstance(model, LogMemoryTransformer) and model.memory:
         return model.memory.bank.peaks.tolist()
     return [float(lag) for lag in range(1, model.slots + 1)]

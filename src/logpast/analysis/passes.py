@@ -1,7 +1,7 @@
-"""Which scorings of a text an analysis is made of, and their nats.
+"""The passes over the text that an analysis consists of, and their nats.
 
-The text is scored once by the model, and once by a control that is at hand; its first tokens again and again: with each
-slot silent, with the past cut off, replaced or shuffled beyond some lag, and by windows that overlap.
+The model scores the text once, and so does the control if it is available. The first tokens are scored many times: with
+each slot set to zero, with the past cut off, replaced or shuffled beyond a lag, and with overlapping windows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from logpast.analysis.probes import (
     Change,
     changed_past,
     cut_beyond,
-    doubling,
+    powers_of_two,
     random_keys,
     random_pasts,
     replaced_beyond,
     shuffled_beyond,
-    silent,
+    zero_slots,
 )
-from logpast.analysis.saved import Kept
+from logpast.analysis.saved import SavedControl
 from logpast.data import TokenStore
 from logpast.data.batching import Streams
 from logpast.evaluation.evaluate import arithmetic
@@ -43,82 +43,90 @@ from logpast.util.progress import ProgressBar
 from logpast.util.serialization import to_json
 
 Array = NDArray[np.float64]
-Nats = dict[str, dict[str, Array]]  # as the plan has them: kind -> the name of a pass -> of each token
-Rival = LanguageModel | Kept
-LARGEST = 700  # nats whose perplexity is still a number
+Nats = dict[str, dict[str, Array]]  # as in the plan: kind -> name of a pass -> nats of each token
+Control = LanguageModel | SavedControl
+MAX_LOSS = 700  # nats; the perplexity of a larger loss overflows
 
 
 class Pass(NamedTuple):
-    """One scoring of the text's first tokens, or of all."""
+    """One scoring of the first tokens of the text, or of all."""
 
     name: str
     model: LanguageModel
     tokens: int
     stride: int
-    change: dict[str, Change] = {}  # noqa: RUF012 (nobody writes to it)
-    """of its past, as `changed_past` takes it"""
+    change: dict[str, Change] = {}  # noqa: RUF012 (never written to)
+    """of the past: arguments of `changed_past`"""
 
     @property
     def cost(self) -> float:
-        """How many tokens are read: where windows overlap, more than are scored."""
+        """How many tokens the model reads: more than are scored if windows overlap."""
         return self.tokens * self.model.window / self.stride
 
 
-def plan_of(
+Plan = dict[str, list[Pass]]  # by kind
+
+
+def plan_passes(
     model: LanguageModel,
-    rival: Rival | None,
+    control: Control | None,
     store: TokenStore,
-    some: int,
+    probed: int,
     finest: int,
     seed: int,
     device: torch.device,
-) -> dict[str, list[Pass]]:
-    """All passes, by what they are to tell of, in the order of their work."""
-    tokens = len(store)
-    plan = {"model": [Pass("model", model, tokens, model.window)]}
-    if isinstance(rival, LanguageModel):
-        plan["control"] = [Pass("control", rival, tokens, rival.window)]
+) -> Plan:
+    """All passes by kind, in the order in which they run; `probed` tokens are scored many times."""
+    plan = {"model": [Pass("model", model, len(store), model.window)]}
+    if isinstance(control, LanguageModel):
+        plan["control"] = [Pass("control", control, len(store), control.window)]
     if isinstance(model, Transformer) and model.slots:
-        places = list(range(model.slots))[::-1]  # the nearest slot stands last in the sequence
-        lags, keys = lags_of(model.history), random_keys(model.history, seed, device)
+        positions = list(range(model.slots))[::-1]  # the nearest slot is the last in the sequence
+        lags, keys = probed_lags(model.history), random_keys(model.history, seed, device)
         pasts = random_pasts(store, model.history, seed, device)
+        # names of passes are names of tensors in nats.safetensors
         changes: dict[str, dict[str, dict[str, Change]]] = {
-            "slots": {f"slot {n} silent": {"slots": silent([place])} for n, place in enumerate(places, start=1)},
-            "none": {"all slots silent": {"slots": silent(places)}},
+            "slots": {f"slot {n} silent": {"slots": zero_slots([at])} for n, at in enumerate(positions, start=1)},
+            "all slots": {"all slots silent": {"slots": zero_slots(positions)}},
             "cut": {f"cut beyond {lag}": {"ids": cut_beyond(lag)} for lag in lags},
             "replaced": {f"replaced beyond {lag}": {"ids": replaced_beyond(lag, pasts)} for lag in lags},
             "shuffled": {f"shuffled beyond {lag}": {"ids": shuffled_beyond(lag, keys)} for lag in lags},
         }
-        for kind, some_changes in changes.items():
-            plan[kind] = [Pass(name, model, some, model.window, change) for name, change in some_changes.items()]
-    for name, each in (("model", model), ("control", rival)):
+        for kind, by_name in changes.items():
+            plan[kind] = [Pass(name, model, probed, model.window, change) for name, change in by_name.items()]
+    for name, each in (("model", model), ("control", control)):
         if isinstance(each, Transformer):
-            strides = halved(each.window, finest)[1:]
-            plan[f"{name} by stride"] = [Pass(f"{name}, stride {s}", each, some, s) for s in strides]
+            strides = halved_strides(each.window, finest)[1:]
+            plan[f"{name} by stride"] = [Pass(f"{name}, stride {s}", each, probed, s) for s in strides]
     return plan
 
 
-class Done:
-    """Passes that are done, the nats of each in a file of its own: an interrupted analysis goes on with them."""
+class FinishedPasses:
+    """The nats of finished passes, one file per pass, from which an interrupted analysis continues."""
 
-    def __init__(
-        self, folder: Path, plan: dict[str, list[Pass]], about: dict[str, Any], models: dict[LanguageModel, Any]
-    ) -> None:
-        """Find those of a plan. Models: which they are, weights and recipe; about: what else decides the nats."""
-        self.folder, self.about, self.models = folder, about, models
+    def __init__(self, folder: Path, plan: Plan, inputs: dict[str, Any], models: dict[LanguageModel, Any]) -> None:
+        """Read the finished passes of a plan.
+
+        Args:
+            folder: where they are.
+            plan: passes of any other model, text or setting are ignored.
+            inputs: all that the nats depend on besides the model.
+            models: each model with a description of its weights and recipe.
+        """
+        self.folder, self.inputs, self.models = folder, inputs, models
         self.nats: dict[str, Array] = {}
         self.cost = self.seconds = 0.0
         for one in (one for passes in plan.values() for one in passes):
             with suppress(OSError, KeyError, ValueError, SafetensorError), safe_open(self._file(one), "numpy") as file:
-                told = file.metadata() or {}
-                if told["of"] == self._of(one):
-                    self._add(one, file.get_tensor("nats"), float(told["seconds"]))
+                metadata = file.metadata() or {}
+                if metadata["of"] == self._key(one):
+                    self._add(one, file.get_tensor("nats"), float(metadata["seconds"]))
 
-    def keep(self, one: Pass, nats: Array, seconds: float) -> None:
-        atomic_write(self._file(one), save({"nats": nats}, {"of": self._of(one), "seconds": f"{seconds:.3f}"}))
+    def save(self, one: Pass, nats: Array, seconds: float) -> None:
+        atomic_write(self._file(one), save({"nats": nats}, {"of": self._key(one), "seconds": f"{seconds:.3f}"}))
         self._add(one, nats, seconds)
 
-    def clear(self) -> None:
+    def delete(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _add(self, one: Pass, nats: Array, seconds: float) -> None:
@@ -129,29 +137,29 @@ class Done:
     def _file(self, one: Pass) -> Path:
         return self.folder / f"{one.name}.safetensors"
 
-    def _of(self, one: Pass) -> str:
-        own = {"pass": one.name, "model": self.models[one.model], "tokens": one.tokens}  # the name says the rest
-        return to_json(self.about | own)
+    def _key(self, one: Pass) -> str:
+        """All that the nats of a pass depend on; its name stands for stride and change."""
+        return to_json(self.inputs | {"pass": one.name, "model": self.models[one.model], "tokens": one.tokens})
 
 
 @contextmanager
-def kept_passes(
-    folder: Path, plan: dict[str, list[Pass]], about: dict[str, Any], models: dict[LanguageModel, Any]
-) -> Iterator[Done]:
-    """Those that are done, for one process at a time; where none is, nothing stays."""
+def finished_passes(
+    folder: Path, plan: Plan, inputs: dict[str, Any], models: dict[LanguageModel, Any]
+) -> Iterator[FinishedPasses]:
+    """The finished passes of a plan, locked: for one process at a time. A folder without any is deleted at the end."""
     folder.mkdir(exist_ok=True)
     with exclusive_lock(folder):
-        done = Done(folder, plan, about, models)
+        done = FinishedPasses(folder, plan, inputs, models)
         try:
             yield done
         finally:
             if not done.nats:
-                done.clear()
+                done.delete()
 
 
 def run(
-    plan: dict[str, list[Pass]],
-    done: Done,
+    plan: Plan,
+    done: FinishedPasses,
     store: TokenStore,
     streams: Streams,
     batch_size: int,
@@ -159,9 +167,9 @@ def run(
     precision: str,
     progress: ProgressBar,
 ) -> Nats:
-    """Score the text again and again behind one progress bar, but for passes that are done."""
+    """Run all passes of the plan that are not finished."""
     if done.nats:
-        progress.say(f"{len(done.nats)} of {sum(map(len, plan.values()))} passes are done already")
+        progress.say(f"{len(done.nats)} of {sum(map(len, plan.values()))} passes are finished already")
     for one in (one for passes in plan.values() for one in passes if one.name not in done.nats):
         started, model, share = time.monotonic(), one.model, one.cost / one.tokens
         past = changed_past(model, **one.change) if isinstance(model, Transformer) else nullcontext()
@@ -170,11 +178,9 @@ def run(
                 model, store, model.window, model.history, batch_size, streams, device, one.tokens,
                 progress=partial(_show, progress, one.name, done.cost, share), stride=one.stride,
             )[: one.tokens]  # fmt: skip
-        if not nats.mean() < LARGEST:
-            raise UserError(
-                f"{one.name}: its loss is {nats.mean():.4g}, for its training diverged; take another checkpoint"
-            )
-        done.keep(one, nats, time.monotonic() - started)
+        if not nats.mean() < MAX_LOSS:
+            raise UserError(f"{one.name}: the loss is {nats.mean():.4g}: the training diverged; use another checkpoint")
+        done.save(one, nats, time.monotonic() - started)
     return {kind: {one.name: done.nats[one.name] for one in passes} for kind, passes in plan.items()}
 
 
@@ -182,12 +188,13 @@ def _show(progress: ProgressBar, name: str, done: float, share: float, tokens: i
     progress.update(int(done + share * tokens), name)
 
 
-def lags_of(history: int) -> list[int]:
-    return sorted({0, *doubling(history), history})
+def probed_lags(history: int) -> list[int]:
+    """The lags beyond which the past is changed: 0, powers of two, and the whole history."""
+    return sorted({0, *powers_of_two(history), history})
 
 
-def halved(window: int, finest: int) -> list[int]:
-    """Strides from the window downwards, none of which takes more than `finest` times as long."""
+def halved_strides(window: int, finest: int) -> list[int]:
+    """Strides from the window downwards, each half of the one before; none costs more than `finest` times as much."""
     strides = [window]
     while (half := strides[-1] // 2) and window / half <= finest:
         strides.append(half)

@@ -1,7 +1,7 @@
-"""What can be asked of a model and its past: the past changed in one way at a time, and tokens told apart by kind.
+"""How a model's past is changed, one way at a time, and how tokens are grouped.
 
-A change is made where the past enters the model, `front`, so that the scorer and the rest of the model stay as they
-are. What it does to a window depends on that window alone: results do not depend on the batch size.
+A change is made where the past enters the model, in `front`: the scorer and the rest of the model stay as they are.
+What it does to a window depends on that window alone, so results do not depend on the batch size.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from logpast.models import Transformer
 Change = Callable[[Tensor], Tensor]
 Kinds = NDArray[np.int64]
 
-PERMUTATIONS = 64  # and other pasts, that windows are dealt, so that no figure hangs on a single one
-FEWEST, BLOCKS = 20, 50  # documents that intervals are made of; runs of windows in their place
+PERMUTATIONS = 64  # random orders, and replacement pasts: enough that no result depends on a single one
+MIN_DOCUMENTS, BLOCKS = 20, 50  # with fewer documents, intervals are over about so many blocks of windows
 NEVER = -1
 
 
 @contextmanager
 def changed_past(model: Transformer, ids: Change | None = None, slots: Change | None = None) -> Iterator[None]:
-    """While it lasts the model sees another past: other ids (B, history), or other slots (B, L, d) made of them."""
+    """Within this context, the ids of the history (B, history) or the slots (B, L, d) made of them are changed."""
     front = model.front
 
-    def other(history: Tensor) -> Tensor:
+    def changed_front(history: Tensor) -> Tensor:
         made = front(ids(history) if ids else history)
         return slots(made) if slots else made
 
-    model.front = other  # type: ignore[method-assign]
+    model.front = changed_front  # type: ignore[method-assign]
     try:
         yield
     finally:
         del model.front
 
 
-def silent(places: list[int]) -> Change:
-    """Slots at these places of the sequence become zero vectors, after any LayerNorm; their positions stay."""
-    return lambda slots: slots.index_fill(1, torch.tensor(places, device=slots.device), 0)
+def zero_slots(positions: list[int]) -> Change:
+    """Set the slots at these positions of the sequence to zero, after any LayerNorm; position embeddings stay."""
+    return lambda slots: slots.index_fill(1, torch.tensor(positions, device=slots.device), 0)
 
 
 def cut_beyond(lag: int) -> Change:
-    """What lies farther back than `lag` tokens before the window is no token."""
+    """Remove the tokens farther back than `lag` before the window."""
 
     def change(history: Tensor) -> Tensor:
         lags = torch.arange(history.shape[1], 0, -1, device=history.device)
@@ -58,33 +58,34 @@ def cut_beyond(lag: int) -> Change:
 
 
 def random_keys(history: int, seed: int, device: torch.device | str = "cpu") -> Tensor:
-    """By which to order a history: 64 rows, drawn by `seed`."""
+    """Random sort keys of a history's tokens, one row per order (64, history)."""
     return torch.rand(PERMUTATIONS, history, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
 def random_pasts(store: TokenStore, history: int, seed: int, device: torch.device | str = "cpu") -> Tensor:
-    """Other pasts: 64 stretches of the text, from places drawn by `seed`; at its end it begins anew."""
+    """Replacement pasts (64, history): stretches of the text from random positions; its end continues at its start."""
     starts = np.random.default_rng(seed).integers(len(store), size=(PERMUTATIONS, 1))
     return torch.from_numpy(store.tokens[(starts + np.arange(history)) % len(store)].astype(np.int64)).to(device)
 
 
 def shuffled_beyond(lag: int, keys: Tensor) -> Change:
-    """What lies farther back than `lag` tokens is put into random order; where there is no token there stays none."""
+    """Shuffle the tokens farther back than `lag`; where there is no token, there is still none."""
 
     def change(old: Tensor, key: Tensor) -> Tensor:
-        # what is missing lies before all else, and with the lowest key it stays there
+        # missing tokens come first, and with the lowest key they stay there
         return old.gather(1, key.masked_fill(old < 0, -1).argsort(dim=1, stable=True))
 
-    return _dealt(lag, keys, change)
+    return _change_beyond(lag, keys, change)
 
 
 def replaced_beyond(lag: int, pasts: Tensor) -> Change:
-    """What lies farther back than `lag` tokens is that of another past; where there is no token there stays none."""
-    return _dealt(lag, pasts, lambda old, other: torch.where(old < 0, old, other.to(old.dtype)))
+    """Replace the tokens farther back than `lag` by those of another past; where there is no token, there is still
+    none."""
+    return _change_beyond(lag, pasts, lambda old, other: torch.where(old < 0, old, other.to(old.dtype)))
 
 
-def _dealt(lag: int, rows: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Change:
-    """Farther back than `lag`, a change by one of the rows; the ids of a window's history say by which."""
+def _change_beyond(lag: int, rows: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Change:
+    """Change what is farther back than `lag` by one of the rows, which the ids of the window's history choose."""
     far = max(0, rows.shape[1] - lag)
 
     def changed(ids: Tensor) -> Tensor:
@@ -94,49 +95,49 @@ def _dealt(lag: int, rows: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -
     return changed
 
 
-def places_in_stream(store: TokenStore, streams: Streams) -> Kinds:
-    """Of each token: how many tokens of its stream come before it."""
-    place = np.arange(len(store))
-    return place - np.repeat(store.documents.start, store.documents.tokens) if streams == "document" else place
+def positions_in_stream(store: TokenStore, streams: Streams) -> Kinds:
+    """For each token, the number of tokens before it in its stream."""
+    position = np.arange(len(store))
+    return position - np.repeat(store.documents.start, store.documents.tokens) if streams == "document" else position
 
 
-def last_seen(tokens: NDArray[np.integer], place: Kinds, window: int) -> Kinds:
-    """Of each token: where it last occurred: 0 for in the window before it, else its lag before the window, or NEVER.
+def last_seen(tokens: NDArray[np.integer], position: Kinds, window: int) -> Kinds:
+    """Where each token last occurred: 0 if in its window, else the lag before the window, or NEVER.
 
     Args:
         tokens: ids in the order of the text.
-        place: from `places_in_stream`.
+        position: from `positions_in_stream`.
         window: m; windows start at positions 0, m, 2m, … of a stream, whose first token is at position 1.
     """
     order = np.argsort(tokens, kind="stable")
     one, next_one = order[:-1], order[1:]
-    begin = np.arange(len(tokens)) - place
-    again = (tokens[one] == tokens[next_one]) & (begin[one] == begin[next_one])
+    stream = np.arange(len(tokens)) - position
+    again = (tokens[one] == tokens[next_one]) & (stream[one] == stream[next_one])
     before = np.full(len(tokens), NEVER)
-    before[next_one[again]] = place[one[again]]
-    start = place // window * window
+    before[next_one[again]] = position[one[again]]
+    start = position // window * window
     return np.where(before == NEVER, NEVER, np.maximum(start - (before + 1), 0))
 
 
-def doubling(largest: int) -> list[int]:
-    """1, 2, 4, … as far as `largest`: where bins on a logarithmic axis begin."""
+def powers_of_two(largest: int) -> list[int]:
+    """1, 2, 4, … up to `largest`: where bins on a logarithmic axis begin."""
     return [2**power for power in range(max(0, largest).bit_length())]
 
 
-def documents_of(store: TokenStore) -> Kinds:
-    """Of each token: which document it is of."""
+def document_of_token(store: TokenStore) -> Kinds:
+    """For each token, the number of its document."""
     return np.repeat(np.arange(len(store.documents)), store.documents.tokens)
 
 
-def groups_of(store: TokenStore, tokens: int, window: int) -> tuple[Kinds, str]:
-    """Which tokens are drawn together when intervals are made, and what these groups are.
+def bootstrap_groups(store: TokenStore, tokens: int, window: int) -> tuple[Kinds, str]:
+    """For each of the first `tokens` tokens, the group that the bootstrap draws it with; and what the groups are.
 
-    Documents if there are at least FEWEST in the first so many tokens, else about BLOCKS runs of whole windows.
+    Groups are documents if there are at least MIN_DOCUMENTS, else about BLOCKS blocks of whole windows.
     """
-    there = int(((store.documents.start < tokens) & (store.documents.tokens > 0)).sum())
-    whose = "1 document" if there == 1 else f"{there:,} documents"
-    if there >= FEWEST:
-        return documents_of(store)[:tokens], whose
+    number = int(((store.documents.start < tokens) & (store.documents.tokens > 0)).sum())
+    documents = "1 document" if number == 1 else f"{number:,} documents"
+    if number >= MIN_DOCUMENTS:
+        return document_of_token(store)[:tokens], documents
     size = window * max(1, -(-tokens // (window * BLOCKS)))
-    what = f"{-(-tokens // size):,} blocks of {size:,} tokens in {whose}, which says nothing of others"
-    return np.arange(tokens) // size, what
+    blocks = f"{-(-tokens // size):,} blocks of {size:,} tokens in {documents} (too few to say anything about others)"
+    return np.arange(tokens) // size, blocks

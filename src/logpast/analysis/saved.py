@@ -1,4 +1,4 @@
-"""A finished analysis (`logpast analyze`), read again: to draw its page, or as another model's control."""
+"""A finished analysis, read back from its folder: to draw its page again, or as the control of another model."""
 
 from __future__ import annotations
 
@@ -8,25 +8,20 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors import SafetensorError, safe_open
 
+from logpast.analysis.schema import WAYS, validate
 from logpast.data import TokenStore
 from logpast.ledger import row as ledger
 from logpast.util.errors import UserError
 
-FORMAT = "logpast analysis 1"
-JSON, PAGE, NATS = "analysis.json", "report.html", "nats.safetensors"
+__all__ = ["WAYS", "SavedControl", "folder_of", "is_analysis", "read_analysis", "read_control"]
 
-#: how the past is changed beyond a lag
-WAYS = ("cut", "replaced", "shuffled")
-#: what a page wants to know of a control, and of its overlapping windows
-ABOUT = ("system", "run", "step", "parameters", "window", "slots", "history")
-STRIDE = ("stride", "cost", "nats", "increase", "interval", "ppl_token")
+JSON, PAGE, NATS = "analysis.json", "report.html", "nats.safetensors"
 
 
 def folder_of(path: Path) -> Path:
-    """Of an analysis: this, or that of its analysis.json."""
+    """The folder of an analysis, given that folder or its analysis.json."""
     return path.parent if path.name == JSON else path
 
 
@@ -35,24 +30,23 @@ def is_analysis(path: Path) -> bool:
 
 
 def read_analysis(path: Path) -> dict[str, Any]:
-    """What stands in a finished analysis: its folder, or its analysis.json."""
-    finished = folder_of(path) / JSON
-    with ledger.reading(f"{finished} is not an analysis that can be read", "analyze the model anew"):
-        result: dict[str, Any] = ledger.parse_json(finished.read_text(encoding="utf-8"))
-        if result["format"] != FORMAT:
-            raise ValueError(f"it says {result['format']!r}, not {FORMAT!r}")
+    """The content of analysis.json, validated: all that the page and the tables show is there."""
+    file = folder_of(path) / JSON
+    with ledger.reading(f"{file} is not a complete analysis", "analyze the model again"):
+        result: dict[str, Any] = ledger.parse_json(file.read_text(encoding="utf-8"))
+        validate(result)
     return result
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A model that may be gone, by what its own analysis has kept of it."""
+class SavedControl:
+    """A control whose model is not available, from its own analysis."""
 
     about: dict[str, Any]
     nats: NDArray[np.float64]
     """of every token of the text"""
     stride: dict[str, Any] | str
-    """its part of overlapping windows, if they were of as many tokens; else why there is none"""
+    """its results with overlapping windows, or why there are none for this number of tokens"""
 
     @property
     def window(self) -> int:
@@ -63,44 +57,37 @@ class Kept:
         return int(self.about["history"])
 
 
-def kept_of(path: Path, store: TokenStore, settings: dict[str, Any], some: int) -> Kept:
-    """From a finished analysis of the same text, made in the same way."""
+def read_control(path: Path, store: TokenStore, settings: dict[str, Any], probed: int) -> SavedControl:
+    """A control from its finished analysis, which must be of the same text, scored with the same settings."""
     result, folder = read_analysis(path), folder_of(path)
+    data = result["data"]
+    if data["tokenizer"] != store.identity["tokenizer"]:
+        raise UserError(f"{folder} has another tokenizer than {store.name}; use a control with the same tokenizer")
+    if (data["sha256"], data["documents"]) != (store.sha256, len(store.documents)):
+        raise UserError(f"{folder} is an analysis of another text than {store.name}; analyze the control on this text")
+    for name in ("streams", "precision"):
+        if (theirs := result["settings"][name]) != settings[name]:
+            raise UserError(f"{folder} was made with {name}={theirs}, not {settings[name]}; use the same for both")
+    part = result["stride"]
+    stride = part.get("model", part.get("absent"))
+    if "model" in part and part["tokens"] != probed:
+        stride = (
+            f"its analysis scored {part['tokens']:,} tokens with overlapping windows, not {probed:,}; "
+            "use the same --limit for both"
+        )
+    return SavedControl(result["model"], _read_nats(folder / NATS, len(store)), stride)
+
+
+def _read_nats(file: Path, tokens: int) -> NDArray[np.float64]:
+    """The loss of every token of the text."""
+    fix = "analyze the control again"
     try:
-        if result["data"]["tokenizer"] != store.identity["tokenizer"]:
-            raise UserError(
-                f"{folder} is of a model with another tokenizer than {store.name} has; compare like with like"
-            )
-        if (result["data"]["sha256"], result["data"]["documents"]) != (store.sha256, len(store.documents)):
-            raise UserError(f"{folder} is of another text than {store.name}; analyze the control on that, too")
-        for name in ("streams", "precision"):
-            if (theirs := result["settings"][name]) != settings[name]:
-                raise UserError(f"{folder} was made with {name}={theirs}, now it is {settings[name]}; make them alike")
-        part, about, tensors = result["stride"], result["model"], load_file(folder / NATS)
-        stride = _stride(part, some)
-        # all that the page will want, when the work is done
-        missing = [name for name in ABOUT if about.get(name) is None]
-        missing += [f"stride.{name}" for name in STRIDE if isinstance(stride, dict) and name not in stride]
-        if missing or "model" not in tensors:
-            raise ValueError(f"no {', '.join(missing)} in {JSON}" if missing else f"no tensor 'model' in {NATS}")
-        nats, kept = tensors["model"], Kept(about, tensors["model"].astype(np.float64), stride)
-        if kept.window < 1 or kept.history < 0:
-            raise ValueError(f"its window is {kept.window}, its history {kept.history}")
-        if nats.dtype.kind != "f" or nats.shape != (len(store),):
-            raise ValueError(f"it has {nats.dtype} {nats.shape}, not the nats of {len(store)} tokens")
-        if not np.isfinite(kept.nats).all():
-            raise ValueError("not all of its nats are numbers")
-    except UserError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise UserError(f"{folder} does not hold what a control needs ({error}); analyze the control anew") from None
-    return kept
-
-
-def _stride(part: dict[str, Any], some: int) -> dict[str, Any] | str:
-    if "model" not in part:
-        return str(part["absent"])
-    if part["tokens"] != some:
-        return f"its analysis scored {part['tokens']:,} tokens so, not {some:,}; give both the same --limit"
-    own: dict[str, Any] = part["model"]
-    return own
+        with safe_open(file, "numpy") as tensors:
+            nats = tensors.get_tensor("model")
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file} cannot be read: {error}; {fix}") from None
+    if nats.dtype.kind != "f" or nats.shape != (tokens,):
+        raise UserError(f"{file}: 'model' is {nats.dtype} {nats.shape}, not the nats of {tokens} tokens; {fix}")
+    if not np.isfinite(nats).all():
+        raise UserError(f"{file}: some nats of 'model' are not finite numbers; {fix}")
+    return nats.astype(np.float64)

@@ -1,7 +1,7 @@
-"""`logpast demo`: does the memory help? One answer on real text, one on a stream whose best possible loss is known.
+"""`logpast demo`: does the memory help? On real text, and on a synthetic stream whose best possible loss is known.
 
-Each part trains the memory model and its control (the same transformer with the preceding tokens in its slots) at equal
-size, on equal data, for equal steps, with the commands that users have: prepare, train, eval.
+Each part trains the memory model and its control (the same transformer with the preceding tokens in its slots): same
+size, same data, same steps, in the way of the commands `data prepare`, `train` and `eval`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from logpast.util.progress import progress_bar
 from logpast.util.validation import validate_arguments
 
 SYSTEMS = {"memory": "log_memory", "control": "recent"}
-STREAMS = {"train": (100, 25_000), "validation": (1, 20_000), "test": (1, 100_000)}  # of topics: how many, how long
+#: streams of topics in each split: their number, and the length of each
+STREAMS = {"train": (100, 25_000), "validation": (1, 20_000), "test": (1, 100_000)}
 
 
 @dataclass(frozen=True)
 class Part:
-    """One half of the demo: a text in splits, and the recipe to train on it."""
+    """One part of the demo: its folder, the recipe to train with and the tokenizer."""
 
     name: str
     recipe: str
@@ -93,13 +94,13 @@ def demo(
 
 
 def prepare_chapters(home: Path) -> dict[str, Any]:
-    """The King James text; whole chapters, drawn at random, are held out for scoring."""
+    """Prepare the King James text; random whole chapters are held out for scoring."""
     stores = prepare(["kjv"], home / "data", TEXT.tokenizer)
     return {"source": "King James text", "chapters": {store.path.name: len(store.documents) for store in stores}}
 
 
 def prepare_topics(home: Path) -> dict[str, Any]:
-    """Streams of drifting topics as text, a letter a token, and the best possible losses on the test stream."""
+    """Write streams of drifting topics as text, one letter per token; compute the best losses on the test stream."""
     source, folder, data = Topics(), home / "raw", home / "data"
     model = read_recipe(Path(TOPICS.recipe))["model"]
     for seed, (split, (count, length)) in enumerate(STREAMS.items()):
@@ -118,7 +119,7 @@ def prepare_topics(home: Path) -> dict[str, Any]:
 
 
 def train_side_by_side(part: Part, home: Path, seed: int, options: list[str]) -> float:
-    """Both models at once, each on one core; shows how far they are. Returns the seconds taken."""
+    """Train both models at once, each on one core, behind one progress bar. Returns the seconds taken."""
     steps = read_recipe(Path(part.recipe))["steps"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     started, running = time.monotonic(), {}
@@ -139,14 +140,14 @@ def train_side_by_side(part: Part, home: Path, seed: int, options: list[str]) ->
         for process in running.values():
             process.terminate()
             process.wait()
-    for name, code in zip(running, codes, strict=True):  # from before the other was ended because of it
+    for name, code in zip(running, codes, strict=True):  # exit codes from before the other one was terminated
         if code:
-            raise UserError(f"training the {name} model failed; {home / f'{name}.log'} tells why")
+            raise UserError(f"training the {name} model failed; see {home / f'{name}.log'} for the reason")
     return round(time.monotonic() - started, 1)
 
 
 def compare(home: Path, record: Path | None) -> dict[str, Any]:
-    """Both models' figures on the held-out text, and the difference between them."""
+    """Score both models on the held-out text, and the memory model against the control."""
     test = str(home / "data" / "test")
     control = evaluate(home / "control", test, save_nats=home / "control.npy", record=record, device="cpu")
     memory = evaluate(home / "memory", test, against=home / "control.npy", record=record, device="cpu")

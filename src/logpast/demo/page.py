@@ -1,134 +1,81 @@
-"""The demo's page: one HTML file with its pictures inside, to be read by someone who has never heard of us."""
+"""The demo's page: what `templates/demo.html` shows, for readers who do not know the project."""
 
 from __future__ import annotations
 
-import html
 import math
 from pathlib import Path
 from typing import Any
 
 from logpast.filters import FilterBank
-from logpast.reporting.html import COLOURS, html_image, html_page, html_table
+from logpast.reporting import palette
+from logpast.reporting.html import data_uri, render_page
 from logpast.reporting.plots import remove_frame
 from logpast.training.log import read_log
 from logpast.util.files import atomic_write
 
-BODY = """<h1>Does a log-compressed past help?</h1>
-<p>Two small transformers are trained side by side, with the same size, text, steps and seed. Each sees a short window
-of tokens and a few <em>slots</em> before it. In the <b style="color:{memory}">memory</b> model the slots hold the
-past, compressed: fine for what is recent, coarse for what is distant. In the <b style="color:{control}">control</b>
-they hold the tokens just before the window, as they are. Both pay the same price for attention.</p>
-{sections}
-<p class="note">One seed ({seed}); other seeds differ. A table over several seeds is in the project's
-<code>results/</code> folder. All figures of this page are in <code>report.json</code> beside it.</p>
-"""
+COLOURS = {"memory": palette.MEMORY, "control": palette.CONTROL}
 
 
 def write_report(out: Path, results: dict[str, Any]) -> None:
     """Write report.html into the demo's folder."""
-    sections = []
+    plots: dict[str, Any] = {}
+    topics = None
     if "text" in results:
-        sections += _text_section(out, results["text"])
+        plots |= {"text": _loss_plot(out / "text"), "filters": _filters_plot()}
     if "topics" in results:
-        sections += _topics_section(out, results["topics"])
-    body = BODY.format(sections="\n".join(sections), seed=results["seed"], **COLOURS)
-    atomic_write(out / "report.html", html_page("logpast demo", body))
-
-
-def _text_section(out: Path, text: dict[str, Any]) -> list[str]:
-    difference = text["memory"]["against"]
-    low, high = difference["interval"]
-    if high < 0:
-        verdict = "The memory model predicts the unseen chapters better than the control"
-    elif low > 0:
-        verdict = "The memory model predicts the unseen chapters worse than the control"
-    else:
-        verdict = "The two models cannot be told apart on the unseen chapters"
-    chapters = text["chapters"]
-    return [
-        "<h2>Real text: the King James Bible</h2>",
-        f"<p>{chapters['train']:,} chapters to learn from, {chapters['validation']} to choose the best moment of the "
-        f"training by, {chapters['test']} unseen ones to be scored on, all drawn at random.</p>",
-        _table(text),
-        f"<p>{verdict}: the difference is {difference['nats_per_token']:+.4f} nats per token, between {low:+.4f} and "
-        f"{high:+.4f} at 95 % over chapters; the memory model is the better one on {difference['documents_better']} of "
-        f"{difference['documents']} chapters.</p>",
-        "<p class='note'>Perplexity says among how many equally likely tokens (or words) the model hesitates on "
-        "average; bits per byte how well it would compress the text. Lower is better in all.</p>",
-        _loss_curves(out / "text"),
-        "<h3>The filters behind the slots</h3>",
-        _filters(),
-        "<h3>What the memory model writes</h3>",
-        f"<pre>{html.escape(text['sample'])}</pre>",
-    ]
-
-
-def _topics_section(out: Path, topics: dict[str, Any]) -> list[str]:
-    given_all, given_recent = topics["optimum_given_all"], topics["optimum_given_recent"]
-    memory, control = (math.log(topics[name]["ppl_token"]) for name in ("memory", "control"))
-    verdict = (
-        "The memory model is below it: it knows something that lies before its window."
-        if memory < given_recent
-        else "The memory model has not got below it here."
+        topics = {name: math.log(results["topics"][name]["ppl_token"]) for name in COLOURS}
+        topics |= {name: results["topics"][name] for name in ("optimum_given_all", "optimum_given_recent")}
+        optima = {"whole past": topics["optimum_given_all"], "what the control sees": topics["optimum_given_recent"]}
+        plots["topics"] = _loss_plot(out / "topics", optima)
+    page = render_page(
+        "demo.html",
+        seed=results["seed"],
+        text=results.get("text"),
+        topics=topics,
+        exp=math.exp,
+        plots={name: data_uri(figure) for name, figure in plots.items()},
     )
-    rows = [
-        ("best possible, knowing the whole past", given_all),
-        ("<b>memory</b>", memory),
-        ("best possible, seeing what the control sees", given_recent),
-        ("<b>control</b>", control),
-    ]
-    return [
-        "<h2>A source whose truth is known: drifting topics</h2>",
-        "<p>Tokens are drawn from a topic, a distribution over eight symbols, which lasts for a while, a hundred "
-        "tokens or thousands, and then gives way to a new one. For this source the best possible loss can be "
-        "computed, with the whole past or with the few tokens that the control sees: no model that sees only those "
-        "can be better than the second, however large.</p>",
-        html_table(["unseen stream", "nats per token"], [[name, f"{value:.4f}"] for name, value in rows]),
-        f"<p>The control is {control - given_recent:+.4f} nats from the best that it could be. {verdict}</p>",
-        _loss_curves(out / "topics", {"whole past": given_all, "control's view": given_recent}),
-    ]
+    atomic_write(out / "report.html", page)
 
 
-def _table(part: dict[str, Any]) -> str:
-    columns = ["ppl_token", "ppl_word", "bits_per_byte"]
-    rows = [[name, *(f"{part[name][column]:.3f}" for column in columns)] for name in ("memory", "control")]
-    return html_table(["unseen text", *columns], rows)
-
-
-def _loss_curves(home: Path, levels: dict[str, float] | None = None) -> str:
+def _loss_plot(home: Path, levels: dict[str, float] | None = None) -> Any:
+    """Training and validation loss of both models over the steps, and the best possible losses."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axis = figure.subplots()
-    ends = []
+    heights = []
     for name, colour in COLOURS.items():
         records = read_log(home / name)
-        losses = [(r["step"], r["loss"]) for r in records if "loss" in r]
-        checks = [(r["step"], r["validation_loss"]) for r in records if "validation_loss" in r]
-        axis.plot(*zip(*losses, strict=True), color=colour, alpha=0.35, linewidth=1)
-        axis.plot(*zip(*checks, strict=True), color=colour, marker="o", label=f"{name}, validation")
-        ends += [value for _, value in checks]
+        training = [(r["step"], r["loss"]) for r in records if "loss" in r]
+        validation = [(r["step"], r["validation_loss"]) for r in records if "validation_loss" in r]
+        axis.plot(*zip(*training, strict=True), color=colour, alpha=0.35, linewidth=1)
+        axis.plot(*zip(*validation, strict=True), color=colour, marker="o", label=f"{name}, validation")
+        heights += [loss for _, loss in validation]
     for label, level in (levels or {}).items():
-        axis.axhline(level, color="0.3", linestyle=":", linewidth=1)
+        axis.axhline(level, color=palette.AXIS, linestyle=":", linewidth=1)
         axis.annotate(
-            f"best, {label}", (0.995, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
-        )
-        ends.append(level)
-    spread = max(ends) - min(ends)
-    axis.set(xlabel="step", ylabel="nats per token", ylim=(min(ends) - 0.3 * spread, max(ends) + 0.6 * spread))
+            f"best possible, {label}", (0.995, level), xycoords=("axes fraction", "data"), ha="right", va="bottom",
+            fontsize=8,
+        )  # fmt: skip
+        heights.append(level)
+    low, high = min(heights), max(heights)
+    margin = high - low
+    axis.set(xlabel="step", ylabel="loss, nats per token", ylim=(low - 0.3 * margin, high + 0.6 * margin))
     axis.legend(frameon=False)
     remove_frame(axis)
-    return html_image(figure, "loss over steps")
+    return figure
 
 
-def _filters() -> str:
+def _filters_plot() -> Any:
+    """Every fourth filter of a bank: how much each slot weighs the tokens of the past."""
     from matplotlib.figure import Figure
 
     bank = FilterBank(slots=33, normalize="peak")
     figure = Figure(figsize=(8, 2.4), layout="constrained")
     axis = figure.subplots()
-    for row in bank.weights[::4]:
-        axis.plot(range(1, bank.horizon + 1), row, linewidth=1.4)
+    for number, weights in enumerate(bank.weights[::4]):
+        axis.plot(range(1, bank.horizon + 1), weights, color=palette.SERIES[number], linewidth=1.4)
     axis.set(xscale="log", xlabel="tokens ago", ylabel="weight", xlim=(1, bank.horizon))
     remove_frame(axis)
-    return html_image(figure, "every fourth filter")
+    return figure

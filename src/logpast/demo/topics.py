@@ -1,19 +1,19 @@
-"""A source whose past has a known worth: a stream of drifting topics, and the least loss that can be had on it.
+"""A synthetic source, a stream of drifting topics, for which the best possible loss is known.
 
-The stream is cut into segments. Each segment draws a topic, that is, a distribution over the tokens, from a
-symmetric Dirichlet, and every token of the segment is drawn from it. Durations follow a power law,
-P(n) ∝ n^−exponent from `shortest` to `longest` tokens. Topics never come back, so all there is to know is how old the
-present topic is and which tokens it has given; the longer a past one sees, the better one knows it.
+The stream consists of segments. Each segment draws a topic (a distribution over the tokens) from a symmetric Dirichlet
+distribution, and all its tokens from the topic. Durations follow a power law, P(n) ∝ n^−exponent from `shortest` to
+`longest` tokens. Topics never recur, so only the current topic matters: how old it is and which tokens it has produced.
+A model that sees more of the past knows it better.
 
-Two optima, in nats for every token, by exact Bayesian filtering over where the present segment began:
+There are two optima, in nats for every token, by exact Bayesian filtering over the start of the current segment:
 
-    nats_given_all       from the whole past of the stream: no model does better in the long run;
-    nats_given_recent    from the window and the L tokens before it, all that the delta control sees: no model that
-                         sees only these does better in the long run.
+    nats_given_all       given the whole past of the stream: no model is better in the long run
+    nats_given_recent    given the window and the L tokens before it, which is all the control sees: no model that sees
+                         only these is better in the long run
 
-The stream is stationary, as if it had been running for ever before its first token. So whoever begins to look, at its
-start or in its midst, finds a segment under way, more likely a long one than a short one: what is left of it follows
-the equilibrium law P(n) ∝ P(duration ≥ n), and to see the stream's start is to learn nothing.
+The stream is stationary, as if it had always been running. An observer who starts anywhere, also at the first token,
+finds a segment in progress, more likely a long one than a short one. What is left of it follows the equilibrium
+distribution P(n) ∝ P(duration ≥ n), so the start of the stream carries no information.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Seed = int | np.random.SeedSequence
 
 
 class Draw(NamedTuple):
-    """A stream and how it came about: tokens (N,), the segment that each is of (N,), each segment's topic (S, V)."""
+    """A stream and its hidden state: tokens (N,), the segment of each token (N,), the topic of each segment (S, V)."""
 
     tokens: Ints
     segments: Ints
@@ -41,20 +41,21 @@ class Draw(NamedTuple):
 
     @property
     def nats(self) -> Array:
-        """(N,): what each token costs those who know its topic; no optimum is below this in the mean."""
+        """(N,): the loss of each token given its topic; on average, both optima are above it."""
         return -np.log(self.topics[self.segments, self.tokens])
 
 
 @dataclass(frozen=True)
 class Topics:
-    """The source; see the module's text.
+    """The source; see the docstring of the module.
 
     Args:
-        vocabulary: how many tokens there are.
-        concentration: of the Dirichlet. Below 1 a topic has a few frequent tokens; far above 1 all are much alike.
-        exponent: of the power law of durations. The smaller, the more of the stream lies in long segments.
-        shortest: the least duration of a segment, in tokens.
-        longest: the greatest.
+        vocabulary: number of different tokens.
+        concentration: of the Dirichlet distribution. Below 1 a topic has a few frequent tokens; far above 1 all tokens
+            are about equally frequent.
+        exponent: of the power law of durations. The smaller it is, the more of the stream is in long segments.
+        shortest: minimal duration of a segment, in tokens.
+        longest: maximal duration of a segment, in tokens.
     """
 
     vocabulary: int = 8
@@ -64,10 +65,12 @@ class Topics:
     longest: int = 4096
 
     def __post_init__(self) -> None:
-        if self.vocabulary < 2 or self.concentration <= 0:
-            raise UserError(f"topics need 2 tokens or more and a concentration above 0, got {self}")
+        if self.vocabulary < 2:
+            raise UserError(f"vocabulary must be at least 2, got {self.vocabulary}")
+        if self.concentration <= 0:
+            raise UserError(f"concentration must be above 0, got {self.concentration}")
         if not 1 <= self.shortest <= self.longest:
-            raise UserError(f"durations must have 1 ≤ shortest ≤ longest, got {self.shortest} and {self.longest}")
+            raise UserError(f"it must be 1 ≤ shortest ≤ longest, got {self.shortest} and {self.longest}")
 
     @cached_property
     def durations(self) -> Array:
@@ -78,47 +81,47 @@ class Topics:
 
     @cached_property
     def remainders(self) -> Array:
-        """(longest,): the probability that a segment found under way has 1, 2, … tokens to go."""
+        """(longest,): the probability that a segment in progress has 1, 2, … tokens left."""
         at_least = _tails(self.durations)
         return at_least / at_least.sum()
 
     def draw(self, tokens: int, seed: Seed) -> Draw:
-        """A stationary stream of so many tokens, 1 or more."""
+        """A stationary stream of `tokens` tokens, at least 1."""
         random = np.random.default_rng(seed)
-        enough = tokens // self.shortest  # segments after the first: nearly always
-        under_way = random.choice(self.longest, 1, p=self.remainders)
-        lasting = 1 + np.append(under_way, random.choice(self.longest, enough, p=self.durations))
-        while lasting.sum() < tokens:  # the first may be shorter than `shortest`
-            lasting = np.append(lasting, 1 + random.choice(self.longest, p=self.durations))
-        segments = np.repeat(np.arange(len(lasting)), lasting)[:tokens]
+        enough = tokens // self.shortest  # segments after the first; nearly always enough
+        first = random.choice(self.longest, 1, p=self.remainders)
+        lengths = 1 + np.append(first, random.choice(self.longest, enough, p=self.durations))
+        while lengths.sum() < tokens:  # the first may be shorter than `shortest`
+            lengths = np.append(lengths, 1 + random.choice(self.longest, p=self.durations))
+        segments = np.repeat(np.arange(len(lengths)), lengths)[:tokens]
         sizes = np.bincount(segments)
         topics = random.dirichlet(np.full(self.vocabulary, self.concentration), len(sizes))
         drawn = [random.choice(self.vocabulary, size, p=topic) for size, topic in zip(sizes, topics, strict=True)]
         return Draw(np.concatenate(drawn), segments, topics)
 
     def nats_given_all(self, tokens: ArrayLike) -> Array:
-        """(N,): the least loss of each token for those who know the source and have seen all tokens before it."""
+        """(N,): the best possible loss of each token, given the source and all tokens before it."""
         return self._filter(np.asarray(tokens)[None])[0]
 
     def nats_given_recent(self, tokens: ArrayLike, slots: int, window: int) -> Array:
-        """(N,): the same for those who see only the window so far and the `slots` places before it.
+        """(N,): the same, given only the window so far and the `slots` tokens before it.
 
-        Windows lie as in `logpast.data.batching`: place 0 holds end-of-text, so that window i first predicts
+        Windows are those of `logpast.data.batching`: position 0 holds end-of-text, so window i first predicts
         tokens[i · window], from the slots + 1 tokens before it.
         """
         tokens, before = np.asarray(tokens), slots + 1
-        early = (before // window + 1) * window  # up to here windows see back to the start: all there is
+        early = (before // window + 1) * window  # up to here, windows see the whole past
         starts = np.arange(early, len(tokens), window)
         views = np.pad(tokens, (0, window))[starts[:, None] + np.arange(-before, window)]
         late = self._filter(views)[:, before:].ravel()
         return np.append(self.nats_given_all(tokens[:early]), late)[: len(tokens)]
 
     def _filter(self, views: NDArray[Any]) -> Array:
-        """(B, T): the nats of tokens (B, T) for those who see each row from its first column on.
+        """(B, T): the best possible loss of tokens (B, T), given each row from its first column on.
 
-        Column s of `belief` is the probability that the present segment began at s, given what was seen so far;
-        s = 0 is the segment that was under way. Columns run from the oldest segment to the newest, so all that
-        depends on a segment's age, t − s, is laid out from `longest` down.
+        Column s of `belief` is the probability that the current segment began at s, given the tokens so far; s = 0 is
+        the segment that was in progress. Columns run from the oldest segment to the newest, so arrays that depend on
+        a segment's age, t − s, run from `longest` downwards.
         """
         ends = _hazards(self.durations)[::-1]  # ages longest … 1
         first_ends = _hazards(self.remainders)  # ages 1 … longest
@@ -135,7 +138,7 @@ class Topics:
                 belief[:, t] = belief[:, known] @ ending
                 belief[:, known] *= 1 - ending
             same = views[:, live] == views[:, t, None]
-            same[:, -1] = False  # token t is not seen, but predicted
+            same[:, -1] = False  # token t is predicted, not given
             seen = same[:, ::-1].cumsum(axis=1)[:, ::-1]
             joint = belief[:, live] * (self.concentration + seen) / drawn[oldest - t - 1 :]
             likelihood = joint.sum(axis=1)
@@ -145,10 +148,10 @@ class Topics:
 
 
 def _tails(law: Array) -> Array:
-    """P(n or more), summed from the small end."""
+    """P(duration ≥ n), summed from the small end for precision."""
     return law[::-1].cumsum()[::-1]
 
 
 def _hazards(law: Array) -> Array:
-    """P(n, given n or more): 1 at the last."""
+    """P(duration = n | duration ≥ n), which is 1 for the last n."""
     return law / _tails(law)

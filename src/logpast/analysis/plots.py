@@ -1,0 +1,200 @@
+"""The plots of the analysis page, each drawn from one part of analysis.json."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logpast.analysis.labels import span, spans
+from logpast.reporting import palette
+from logpast.reporting.plots import remove_frame
+
+Part = dict[str, Any]
+
+LINEAR = 0.01  # nats up to which the axis of increases is linear; it is logarithmic above
+RARE = 0.001  # bins with a smaller share of the tokens are not drawn: their intervals would dwarf the others
+COLOURS = {"model": palette.MEMORY, "control": palette.CONTROL}
+#: how the past is changed beyond a lag -> label, colour and marker
+CHANGES = {
+    "cut": ("cut off beyond lag d", palette.CUT, "o"),
+    "replaced": ("replaced beyond lag d", palette.REPLACED, "^"),
+    "shuffled": ("shuffled beyond lag d", palette.SHUFFLED, "s"),
+}
+
+
+def position_plot(part: Part) -> Any:
+    """Loss by position in the window, and the gain if there is a control."""
+    each, binned = part["each"], part["binned"]
+    seen = range(1, len(each["tokens"]) + 1)
+    figure, left, right = _panels("gain" in each)
+    middles = [math.sqrt((first + 1) * (last + 1)) for first, last in spans(binned)]
+    for name in COLOURS:
+        if name in each:  # single positions are noisy where there are many: the line connects the bins
+            left.plot(seen, each[name]["nats"], ".", color=COLOURS[name], alpha=0.35, markersize=3)
+            _curve(left, middles, binned[name]["nats"], binned[name]["interval"], name, COLOURS[name], "o")
+    label = "tokens of the window in view (position + 1)"
+    left.set(xscale="log", xlabel=label, ylabel="nats per token")
+    _powers_of_two(left, seen[-1])
+    left.legend(frameon=False)
+    if right:
+        _bars(right, [span(a + 1, b + 1) for a, b in spans(binned)], binned["gain"], shares(binned))
+        right.set(xlabel=label, ylabel="gain, nats per token")
+    return figure
+
+
+def frequency_plot(part: Part) -> Any:
+    """Loss by how often a token occurs, and the gain if there is a control."""
+    figure, left, right = _panels("gain" in part)
+    shown = [i for i, share in enumerate(shares(part)) if share >= RARE]
+    labels = [span(part["from"][i], part["to"][i]) for i in shown]
+    for name in COLOURS:
+        if name in part:
+            column = _select(part[name], shown)
+            _curve(left, range(len(labels)), column["nats"], column["interval"], name, COLOURS[name], "o")
+    _ticks(left, labels)
+    left.set(xlabel="occurrences of the token", ylabel="nats per token")
+    left.legend(frameon=False)
+    if right:
+        _bars(right, labels, _select(part["gain"], shown), [shares(part)[i] for i in shown])
+        right.set(xlabel="occurrences of the token", ylabel="gain, nats per token")
+    return figure
+
+
+def last_seen_plot(part: Part, histories: dict[str, int]) -> Any:
+    """The gain, or the loss, by how far before the window a token last occurred; marks where each history ends."""
+    lags = part["by_lag"]
+    share = shares(lags)
+    order = [i for i in range(len(share)) if share[i] >= RARE]
+    order.sort(key=lambda i: (lags["from"][i] < 0, lags["from"][i]))  # never (−1) comes last
+    special = {-1: "never", 0: "in the\nwindow"}
+    labels = [special.get(lags["from"][i], span(lags["from"][i], lags["to"][i])) for i in order]
+    side = "gain" if "gain" in lags else "model"
+    figure, axis, _ = _panels(False)
+    _bars(axis, labels, _select(lags[side], order), [share[i] for i in order])
+    what = "gain, nats per token" if side == "gain" else "nats per token"
+    axis.set(xlabel="how far before the window the token last occurred (lag)", ylabel=what)
+    for height, (name, history) in enumerate(histories.items()):
+        for place, i in enumerate(order):
+            if 0 < lags["from"][i] <= history <= lags["to"][i]:
+                along = place - 0.5 + math.log2((history + 1) / lags["from"][i])
+                _mark(axis, along, f"end of the {name}'s history", height)
+    return figure
+
+
+def slots_plot(part: Part) -> Any:
+    """The increase of the loss when one slot is zero, by the lag at which the slot peaks."""
+    figure, axis, _ = _panels(False)
+    errors = _errors(part["increase"], part["interval"])
+    axis.errorbar(part["lag"], part["increase"], errors, fmt="o", color=palette.MEMORY, markersize=4, linewidth=1)
+    axis.axhline(0, color=palette.AXIS, linewidth=0.8)
+    axis.set(xscale="log", xlabel="lag at which the slot peaks (tokens)", ylabel="increase, nats per token")
+    _powers_of_two(axis, part["lag"][-1])
+    return figure
+
+
+def lags_plot(part: Part) -> Any:
+    """The increase of the loss when the past beyond a lag is changed."""
+    figure, axis, _ = _panels(False)
+    changes = {way: part[way] for way in CHANGES if way in part}
+    places = [max(lag, 0.5) for lag in part["lag"]]  # lag 0 is drawn at one half
+    for way, curve in changes.items():
+        _curve(axis, places, curve["increase"], curve["interval"], *CHANGES[way])
+    axis.axhline(0, color=palette.AXIS, linewidth=0.8)
+    axis.set(xscale="log", xlabel="lag d (tokens before the window)", ylabel="increase, nats per token")
+    _powers_of_two(axis, part["lag"][-1], zero_at=0.5)
+    heights = [height for curve in changes.values() for height in curve["increase"]]
+    heights += [end for curve in changes.values() for interval in curve["interval"] if interval for end in interval]
+    axis.set_yscale("symlog", linthresh=LINEAR)  # cutting off may cost a hundred times what shuffling does
+    axis.set_ylim(min(1.5 * min(heights), -LINEAR / 5), max(1.5 * max(heights), LINEAR))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.legend(frameon=False)
+    return figure
+
+
+def stride_plot(sides: dict[str, Part]) -> Any:
+    """Perplexity by the stride between windows."""
+    figure, axis, _ = _panels(False)
+    for name, own in sides.items():
+        axis.plot(own["stride"], own["ppl_token"], marker="o", color=COLOURS[name], label=name)
+        for *place, cost in zip(own["stride"], own["ppl_token"], own["cost"], strict=True):
+            axis.annotate(f"{cost:.3g}×", place, (0, 7), textcoords="offset points", ha="center", fontsize=8)
+    axis.set(xscale="log", xlabel="stride s (tokens scored per window)", ylabel="perplexity per token")
+    axis.margins(y=0.15)
+    strides = sorted({stride for own in sides.values() for stride in own["stride"]})
+    axis.set_xticks(strides, [f"{stride:,}" for stride in strides])
+    axis.minorticks_off()
+    axis.legend(frameon=False)
+    return figure
+
+
+def shares(part: Part) -> list[float]:
+    """The share of the tokens in each bin."""
+    return [tokens / sum(part["tokens"]) for tokens in part["tokens"]]
+
+
+def _select(column: Part, rows: list[int]) -> Part:
+    return {name: [column[name][i] for i in rows] for name in ("nats", "interval")}
+
+
+def _panels(two: bool) -> tuple[Any, Any, Any]:
+    """A figure with one panel, or with two next to each other."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.7), layout="constrained")
+    axes = figure.subplots(1, 2 if two else 1, squeeze=False)[0]
+    remove_frame(*axes)
+    return figure, axes[0], axes[1] if two else None
+
+
+def _curve(axis: Any, x: Any, y: list[float], intervals: list[Any], label: str, colour: str, marker: str) -> None:
+    """A line and the band of its intervals."""
+    low, high = _errors(y, intervals)
+    axis.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=1.4, label=label)
+    axis.fill_between(x, y - low, y + high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _bars(axis: Any, labels: list[str], column: Part, share_of_tokens: list[float]) -> None:
+    """Bars with intervals, and the share of the tokens above each."""
+    for place, share in enumerate(share_of_tokens):
+        text = f"{share:.0%}" if share >= 0.01 else "<1%"
+        at = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+        axis.annotate(text, (place, 1.0), fontsize=7, color=palette.NEUTRAL, **at)
+    places, errors = range(len(labels)), _errors(column["nats"], column["interval"])
+    axis.bar(places, column["nats"], color=palette.MEMORY, alpha=0.75, width=0.75)
+    axis.errorbar(places, column["nats"], errors, fmt="none", ecolor=palette.INK, elinewidth=1, capsize=2)
+    axis.axhline(0, color=palette.AXIS, linewidth=0.8)
+    _ticks(axis, labels)
+
+
+def _mark(axis: Any, place: float, label: str, height: int) -> None:
+    """A vertical line; its label stands above the shares, at a height of its own because two lines may be close."""
+    axis.axvline(place, color=palette.NEUTRAL, linestyle=":", linewidth=1)
+    style = {"ha": "center", "va": "bottom", "fontsize": 8, "color": palette.NEUTRAL}
+    above = {"xytext": (0, 10 + 10 * height), "textcoords": "offset points"}
+    axis.annotate(label, (place, 1), xycoords=("data", "axes fraction"), **above, **style)
+
+
+def _errors(values: list[float], intervals: list[Any]) -> NDArray[np.float64]:
+    """(2, values): the lengths of the interval below and above each value; 0 where there is no interval."""
+    low, high = np.array([interval or [value, value] for value, interval in zip(values, intervals, strict=True)]).T
+    return np.maximum(0, [values - low, high - values])
+
+
+def _ticks(axis: Any, labels: list[str]) -> None:
+    crowded = len(labels) > 7 or sum(map(len, labels)) > 45  # as much text as fits below half a page
+    axis.set_xticks(range(len(labels)), labels, rotation=45 if crowded else 0, ha="right" if crowded else "center",
+                    rotation_mode="anchor" if crowded else None, fontsize=8)  # fmt: skip
+
+
+def _powers_of_two(axis: Any, last: float, zero_at: float | None = None) -> None:
+    """Label a logarithmic axis with powers of two, or of four on a long one; 0 has no logarithm and needs a place."""
+    step = 1 if last <= 10_000 else 2
+    ticks = [float(2**power) for power in range(0, round(last).bit_length(), step)]
+    labels = [f"{tick:,.0f}" for tick in ticks]
+    if zero_at is not None:
+        ticks, labels = [zero_at, *ticks], ["0", *labels]
+    axis.set_xticks(ticks, labels)
+    axis.minorticks_off()

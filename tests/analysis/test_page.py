@@ -1,0 +1,152 @@
+"""The analysis page, drawn from analysis.json: every section, its sentences, escaping."""
+
+import html
+import re
+from typing import Any
+
+import pytest
+
+from logpast.analysis.page import draw
+
+PLOTS = 6
+
+
+def text_of(page: str) -> str:
+    """The page as it is read: no markup, single spaces."""
+    return " ".join(html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", page, flags=re.DOTALL)).split())
+
+
+def rows_of(page: str, first_cell: str) -> list[list[str]]:
+    """The cells of all table rows that begin with this one."""
+    rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
+    cells = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in rows]
+    return [row for row in cells if row[0] == first_cell]
+
+
+def test_page_has_every_section_and_plot(result: dict[str, Any]) -> None:
+    page = draw(result)
+    assert page.count("<img") == page.count("data:image/png;base64,iVBOR") == PLOTS
+    assert "Does not apply" not in page
+    for title in (
+        "Loss by position in the window", "Loss by frequency", "Tokens with the highest and the lowest gain",
+        "Loss by where the token last occurred", "Which slots matter", "How far back the past matters",
+        "Perplexity against scoring stride",
+    ):  # fmt: skip
+        assert f"<h2>{title}</h2>" in page
+    assert "after the memory's LayerNorm" in page
+    assert result["revision"] in page
+    assert not re.search(r"(src|href)=\"(?!data:)", page)  # self-contained
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_numbers_of_the_page_are_those_of_the_analysis(result: dict[str, Any]) -> None:
+    page, scores = draw(result), result["scores"]
+    (model,) = rows_of(page, "model: memory")
+    assert model[3:] == [
+        "20", f"{scores['all']['model']['nats'][0]:.4f}", f"{scores['model']['ppl_token']:.3f}",
+        f"{scores['model']['bits_per_byte']:.4f}",
+    ]  # fmt: skip
+    own = result["stride"]["control"]
+    strides = rows_of(page, "control")
+    assert [row[1:4] for row in strides] == [
+        [f"{own['stride'][i]:,}", f"{own['cost'][i]:.3g}", f"{own['ppl_token'][i]:.3f}"] for i in range(3)
+    ]
+    assert strides[0][4] == "–"
+    assert strides[2][4].startswith(f"{own['increase'][2]:+.4f} [")
+    overlap = (result["model"]["history"] + result["model"]["window"] - 1) / result["data"]["tokens"]
+    assert f"{overlap:.1%} of the replacement pasts" in text_of(page)
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_gain_is_given_in_nats_and_in_percent_of_perplexity(result: dict[str, Any]) -> None:
+    result["scores"]["all"]["gain"] = {"nats": [0.1], "interval": [[0.05, 0.15]]}
+    assert "+0.1000 [+0.0500, +0.1500] nats per token (perplexity -9.5%)" in text_of(draw(result))
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_names_and_tokens_of_users_are_escaped(result: dict[str, Any]) -> None:
+    result["model"]["run"] = "<script>run</script>"
+    result["data"]["name"] = "<script>data</script>"
+    result["frequency"]["counted_in"] = "<script>counted</script>"
+    result["slots"] = {"absent": "<script>why</script>"}
+    result["by_token"]["gained"][0]["token"] = "<script>token</script>"
+    page = draw(result)
+    assert "<script>" not in page
+    for name in ("run", "data", "counted", "why", "token"):
+        assert f"&lt;script&gt;{name}&lt;/script&gt;" in page
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_white_space_of_tokens_is_visible_and_shares_are_only_of_a_positive_gain(result: dict[str, Any]) -> None:
+    token = {"token": " <b>\n\t", "places": 3, "documents": 2, "gain": 1.5}
+    for gain, share in ((0.3, "+50.0%"), (-0.3, "–")):
+        result["by_token"] = {"gained": [token], "lost": []}
+        result["scores"]["all"] |= {"tokens": [10], "gain": {"nats": [gain], "interval": [None]}}
+        page = draw(result)
+        assert rows_of(page, "<code>␣&lt;b&gt;⏎\\x09</code>") == [
+            ["<code>␣&lt;b&gt;⏎\\x09</code>", "3", "2", "+1.5", share]
+        ]
+
+
+@pytest.mark.usefixtures("no_plots")
+@pytest.mark.parametrize(
+    ("above_chance", "sentence"),
+    [
+        (
+            [1, 1, 1, 0],
+            "by +0.5000 [+0.4000, +0.6000], beyond lag 2 still by +0.5020 [+0.4020, +0.6020]. Shuffling",
+        ),
+        ([1, 1, 0, 0], "beyond lag 1 still by +0.5010 [+0.4010, +0.6010], beyond lag 2 by no more than chance."),
+        (
+            [1, 0, 1, 0],
+            "Cutting off the whole past raises the loss by +0.5000 [+0.4000, +0.6000], beyond lag 1 by no more",
+        ),
+        ([0, 1, 1, 0], "Cutting off the whole past raises the loss by no more than chance."),
+    ],
+)
+def test_how_far_back_the_past_matters_ends_at_the_first_lag_that_is_chance(
+    above_chance: list[int], sentence: str, result: dict[str, Any]
+) -> None:
+    increase = [0.5 + lag / 1000 for lag in range(4)]
+    interval = [
+        [value - 0.1 if real else -0.1, value + 0.1] for value, real in zip(increase, above_chance, strict=True)
+    ]
+    curve = {"increase": increase, "interval": interval}
+    result["lags"] = {"tokens": 9, "intervals": "none", "permutations": 64, "lag": [0, 1, 2, 4],
+                      "cut": curve, "shuffled": curve}  # fmt: skip
+    text = text_of(draw(result))
+    assert sentence in text
+    assert "Replacing" not in text  # older analyses do not have it
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_number_of_slots_that_would_matter_by_chance(result: dict[str, Any]) -> None:
+    result["slots"] |= {"increase": [0.0] * 40, "interval": [[-1.0, 1.0]] * 38 + [[0.1, 0.2], [-0.2, -0.1]],
+                        "lag": list(range(1, 41))}  # fmt: skip
+    expected = "Of 40 slots, 1 raise the loss and 1 lower it with an interval that excludes zero; 2 would by chance."
+    assert expected in text_of(draw(result))
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_share_of_the_total_gain_by_last_occurrence(result: dict[str, Any]) -> None:
+    both = {"nats": [1.0, 1.0], "interval": [None, None]}
+    result["last_seen"]["where"] = {"kinds": ["near", "far"], "tokens": [4, 4], "model": both, "control": both,
+                                    "gain": {"nats": [0.5, -0.25], "interval": [None, None]}}  # fmt: skip
+    page = draw(result)
+    assert rows_of(page, "near")[0][1:] == ["4 (50.0%)", "1.000", "1.000", "+0.5000", "200%"]
+    assert rows_of(page, "far")[0][1:] == ["4 (50.0%)", "1.000", "1.000", "-0.2500", "-100%"]
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_control_with_other_windows_is_explained(result: dict[str, Any]) -> None:
+    assert "The control has windows of" not in text_of(draw(result))
+    result["control"]["window"] = 16
+    assert "The control has windows of 16 tokens" in text_of(draw(result))
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_older_analyses_without_documents_and_tokens_are_drawn(result: dict[str, Any]) -> None:
+    del result["documents"], result["by_token"]
+    page = draw(result)
+    assert "<h2>In-vocabulary" not in page
+    assert "<h2>Tokens with" not in page

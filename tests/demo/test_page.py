@@ -1,0 +1,86 @@
+"""The demo's page, from results that were not trained."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logpast.demo.page import write_report
+
+SCORES = {"ppl_token": 20.0, "ppl_word": 40.0, "bits_per_byte": 1.5}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A demo's folder with the logs of its four trainings."""
+    for part in ("text", "topics"):
+        for name in ("memory", "control"):
+            (tmp_path / part / name).mkdir(parents=True)
+            records = [{"step": s, "epoch": 0, "tokens_per_second": 1.0, "loss": 2.0 - s / 10} for s in (1, 2, 3)]
+            records += [{"step": s, "validation_loss": 2.1 - s / 10} for s in (2, 3)]
+            lines = "".join(json.dumps(record) + "\n" for record in records)
+            (tmp_path / part / name / "log.jsonl").write_text(lines)
+    return tmp_path
+
+
+def text_part(low: float, high: float) -> dict[str, Any]:
+    difference = {"nats_per_token": (low + high) / 2, "interval": [low, high], "documents_better": 3, "documents": 4}
+    return {"chapters": {"train": 1000, "validation": 40, "test": 4}, "sample": "And it <came> to pass",
+            "memory": SCORES | {"against": difference}, "control": SCORES}  # fmt: skip
+
+
+def topics_part(memory: float) -> dict[str, Any]:
+    return {"optimum_given_all": 1.0, "optimum_given_recent": 1.1, "memory": {"ppl_token": math.exp(memory)},
+            "control": {"ppl_token": math.exp(1.15)}}  # fmt: skip
+
+
+def page_of(out: Path, **parts: Any) -> str:
+    write_report(out, {"seed": 7, **parts})
+    return " ".join((out / "report.html").read_text().split())
+
+
+def test_page_has_both_parts_and_is_self_contained(out: Path) -> None:
+    page = page_of(out, text=text_part(-0.2, -0.1), topics=topics_part(1.05))
+    assert page.count("<img") == page.count("data:image/png;base64,iVBOR") == 3
+    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    assert "<td>20.000</td> <td>40.000</td> <td>1.500</td>" in page
+    assert "seed (7)" in page
+    assert "1,000 chapters" in page
+
+
+@pytest.mark.parametrize("only", ["text", "topics"])
+def test_page_with_one_part_only(out: Path, only: str) -> None:
+    page = page_of(out, **{only: {"text": text_part(-0.2, -0.1), "topics": topics_part(1.05)}[only]})
+    assert ("King James" in page, "drifting topics" in page) == (only == "text", only == "topics")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict", "percent"),
+    [
+        (-0.2, -0.1, "better than the control", "13.9% lower"),
+        (0.1, 0.2, "worse than the control", "16.2% higher"),
+        (-0.1, 0.2, "no clear difference", "5.1% higher"),
+    ],
+)
+def test_verdict_on_text_depends_on_the_interval(
+    out: Path, low: float, high: float, verdict: str, percent: str
+) -> None:
+    page = page_of(out, text=text_part(low, high))
+    assert verdict in page
+    assert percent in page
+    assert f"from {low:+.4f} to {high:+.4f}" in page
+
+
+@pytest.mark.parametrize(("loss", "verdict"), [(1.05, "is below that optimum"), (1.12, "is not below that optimum")])
+def test_verdict_on_topics_depends_on_the_optimum(out: Path, loss: float, verdict: str) -> None:
+    page = page_of(out, topics=topics_part(loss))
+    assert verdict in page
+    for value in ("1.0000", "1.1000", "1.1500", f"{loss:.4f}", "+0.0500"):
+        assert value in page
+
+
+def test_sample_is_escaped(out: Path) -> None:
+    assert "<pre>And it &lt;came&gt; to pass</pre>" in page_of(out, text=text_part(-0.2, -0.1))
