@@ -306,7 +306,7 @@ def test_compiled_system_has_the_gradients_of_the_plain_one(train_config: TrainC
     config = replace(systems[name], layers=2, vocabulary=1024)
     torch.manual_seed(0)
     plain = build(config).cuda()
-    compiled = compile_model(copy.deepcopy(plain), train_config, torch.device("cuda"))
+    compiled = compile_model(copy.deepcopy(plain), torch.device("cuda"))
     shape = (8, getattr(config, "segments", 1), config.window)
     past, tokens, targets = (torch.randint(0, 1024, shape, device="cuda") for _ in range(3))
     fresh = torch.zeros(shape[:2], dtype=torch.bool, device="cuda")

@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: their tests (*_cases.py) run in Triton's interpreter."""
+"""The memory's Triton kernels without a GPU: their tests (fused_cases.py) run in Triton's interpreter."""
 
 import os
 import subprocess
@@ -10,13 +10,22 @@ import pytest
 import torch
 
 
-@pytest.mark.parametrize("cases", ["memory/fused_cases.py", "kernels/kernel_cases.py"])
-def test_kernels_in_tritons_interpreter(cases: str) -> None:
+def test_kernels_in_tritons_interpreter() -> None:
     triton = pytest.importorskip("triton", reason="Triton is for Linux")
     version = tuple(map(int, triton.__version__.split(".")[:2]))
     if version < (3, 8) and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("the interpreter of Triton before 3.8 cannot loop under NumPy 2.4")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", Path(__file__).parents[1] / cases]
+    cases = Path(__file__).with_name("fused_cases.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", cases]
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        Path(__file__).with_name("fused_cases.py"),
+    ]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
 
@@ -45,24 +54,4 @@ def test_kernels_fit_into_shared_memory(capability: int, slots: int, dtype: torc
         options = {word: sizes.pop(word) for word in ("num_warps", "num_stages")}
         signature = {word: "constexpr" if word in sizes else types.get(word, "i32") for word in kernel.arg_names}
         made = compile(ASTSource(kernel, signature, sizes), target=GPUTarget("cuda", capability, 32), options=options)
-        assert made.metadata.shared <= LIMITS[capability]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", LIMITS)
-@pytest.mark.parametrize("depth", [16, 64, 128])
-def test_attention_fits_into_shared_memory(capability: int, depth: int) -> None:
-    pytest.importorskip("triton", reason="Triton is for Linux")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
-
-    from logpast.kernels import attention
-
-    types = dict.fromkeys(("packed", "mixed", "above", "gradient"), "*bf16") | {"scale": "fp32"}
-    types |= dict.fromkeys(("sums", "centres", "parts"), "*fp32")
-    fixed = {"HEADS": 12, "DEPTH": depth, "BLOCK": attention.BLOCK}
-    for kernel in (attention._forward, attention._to_queries, attention._to_keys):
-        signature = {word: "constexpr" if word in fixed else types.get(word, "i32") for word in kernel.arg_names}
-        options = attention.options(kernel, depth)
-        made = compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", capability, 32), options=options)
         assert made.metadata.shared <= LIMITS[capability]
