@@ -129,7 +129,7 @@ def _windowed_hidden(model: LanguageModel, stream: list[int]) -> Iterator[Tensor
             cache, cached_start = KeyValueCache(), start
             past = stream[max(0, start - history) : start]
             past = [-1] * (history - len(past)) + past
-            slots = model.front(torch.tensor([past], dtype=torch.int64, device=device))
+            slots = model.make_slots(torch.tensor([past], dtype=torch.int64, device=device))
             inputs = torch.cat([slots, table(torch.tensor([stream[start:]], device=device))], dim=1)
             hidden = model.hidden(inputs, cache)
         else:

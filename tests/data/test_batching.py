@@ -67,7 +67,7 @@ def test_every_token_is_a_target_once(shape: tuple[list[int], int, int], streams
     targets = windows.batch(np.arange(len(windows))).targets.numpy()
     assert targets[targets >= 0].tolist() == list(range(1, sum(lengths) + 1))
     for index, row in enumerate(targets):
-        assert row[row >= 0].tolist() == list(store.tokens[windows.places(index)])
+        assert row[row >= 0].tolist() == list(store.tokens[windows.targets(index)])
 
 
 @given(shapes, st.sampled_from(["corpus", "document"]), st.data())
@@ -83,7 +83,7 @@ def test_overlapping_windows_score_every_token_once(
     scored = []
     for index, row in enumerate(batch.targets.numpy()):
         new = row[windows.overlap(index) :]
-        assert new[new >= 0].tolist() == list(store.tokens[windows.places(index)]) != []
+        assert new[new >= 0].tolist() == list(store.tokens[windows.targets(index)]) != []
         assert len(new) in (window, stride)
         scored += new[new >= 0].tolist()
     assert scored == list(range(1, sum(lengths) + 1))

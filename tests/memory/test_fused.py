@@ -17,15 +17,6 @@ def test_kernels_in_tritons_interpreter() -> None:
         pytest.skip("the interpreter of Triton before 3.8 cannot loop under NumPy 2.4")
     cases = Path(__file__).with_name("fused_cases.py")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", cases]
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        Path(__file__).with_name("fused_cases.py"),
-    ]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
 

@@ -106,7 +106,7 @@ def test_a_shorter_or_longer_history_is_padded_or_truncated_at_its_start(config:
 def test_a_key_value_cache_gives_the_same_output_token_by_token(config: ModelConfig) -> None:
     model = large(config)
     history, tokens, _ = inputs(model)
-    x = torch.cat([model.front(history), model.table(tokens)], dim=1)
+    x = torch.cat([model.make_slots(history), model.table(tokens)], dim=1)
     cache, first = KeyValueCache(), model.slots + 3
     parts = [model.hidden(x[:, :first], cache)]
     parts += [model.hidden(x[:, i : i + 1], cache, start=i) for i in range(first, x.shape[1])]

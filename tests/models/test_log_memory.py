@@ -41,7 +41,7 @@ def test_gradient_reaches_the_embedding_of_every_token_within_the_horizon() -> N
     model = large(dataclasses.replace(MEMORY, vocabulary=64))
     history = torch.arange(16).unsqueeze(0)  # a different token at every lag, none of which is in the window
     tokens = torch.full((1, 8), 40)
-    hidden = model.hidden(torch.cat([model.front(history), model.table(tokens)], dim=1))
+    hidden = model.hidden(torch.cat([model.make_slots(history), model.table(tokens)], dim=1))
     hidden[:, 17:].square().sum().backward()  # without the head, whose gradient reaches every row
     gradient = model.table.weight.grad
     assert gradient is not None

@@ -1,6 +1,6 @@
 """How a model's past is changed, one way at a time, and how tokens are grouped.
 
-A change is made where the past enters the model, in `front`: the scorer and the rest of the model stay as they are.
+A change is made where the past enters the model, in `make_slots`; everything else stays as it is.
 What it does to a window depends on that window alone, so results do not depend on the batch size.
 """
 
@@ -29,17 +29,17 @@ NEVER = -1
 @contextmanager
 def changed_past(model: Transformer, ids: Change | None = None, slots: Change | None = None) -> Iterator[None]:
     """Within this context, the ids of the history (B, history) or the slots (B, L, d) made of them are changed."""
-    front = model.front
+    make_slots = model.make_slots
 
-    def changed_front(history: Tensor) -> Tensor:
-        made = front(ids(history) if ids else history)
+    def changed_slots(history: Tensor) -> Tensor:
+        made = make_slots(ids(history) if ids else history)
         return slots(made) if slots else made
 
-    model.front = changed_front  # type: ignore[method-assign]
+    model.make_slots = changed_slots  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del model.front
+        del model.make_slots
 
 
 def zero_slots(positions: list[int]) -> Change:

@@ -140,7 +140,7 @@ class Windows:
             ids[rows] = torch.where(position == 0, self.store.tokenizer.eot, ids[rows])
         return Batch(ids[:, : self.history], ids[:, self.history : -1].long(), targets)
 
-    def places(self, index: int) -> slice:
+    def targets(self, index: int) -> slice:
         """The positions in the store of the tokens that window `index` is the first to predict."""
         begin, length, start = map(int, self._locate(index))
         first = max(start, 0) + self.overlap(index)

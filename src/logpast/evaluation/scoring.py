@@ -64,10 +64,10 @@ def score(
     windows = Windows(store, window, history, streams, device=device, stride=stride)
     count = len(windows)
     if limit is not None:  # targets are in text order, so the first window that reaches the limit is found by bisection
-        reached = bisect_left(range(count), limit, key=lambda index: windows.places(index).stop)
+        reached = bisect_left(range(count), limit, key=lambda index: windows.targets(index).stop)
         count = min(count, reached + 1)
     rank, ranks = share
-    nats = np.zeros(len(store) if count == len(windows) else windows.places(count - 1).stop)
+    nats = np.zeros(len(store) if count == len(windows) else windows.targets(count - 1).stop)
     training, done = model.training, 0
     model.eval()
     cuda_graphs = torch.device(device).type == "cuda" and ranks == 1
@@ -78,7 +78,7 @@ def score(
             batch = windows.batch(indices).to(device)
             losses = scorer(batch, fresh=number == 0) if scorer else model(*batch)
             for index, row in zip(indices, losses.cpu().to(accumulation_dtype(losses.dtype)).numpy(), strict=True):
-                position = windows.places(int(index))
+                position = windows.targets(int(index))
                 nats[position] = row[windows.overlap(int(index)) :][: position.stop - position.start]
                 done += position.stop - position.start
             if progress:

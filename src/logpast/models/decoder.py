@@ -2,7 +2,7 @@
 
     sequence = [slots (L)] + [tokens of the window (m)]      learned position embeddings over all L + m
 
-Subclasses define what the slots hold (`front`): the compressed history (log_memory.py) or the last L tokens of it
+Subclasses define what the slots hold (`make_slots`): the compressed history (log_memory.py) or the last L tokens of it
 (recent.py). With slots = 0 this is plain GPT-2.
 """
 
@@ -106,8 +106,9 @@ def run_blocks(
 
 
 class Transformer(LanguageModel):
-    """GPT-2 with slots before the window, which subclasses define in `front`. An id below 0 means "no token" and is
-    embedded as a zero vector.
+    """GPT-2 with slots before the window, which subclasses define in `make_slots`.
+
+    An id below 0 means "no token" and is embedded as a zero vector.
     """
 
     Config: ClassVar[type[ModelConfig]] = TransformerConfig
@@ -126,7 +127,7 @@ class Transformer(LanguageModel):
     def attention_length(self) -> int:
         return self.slots + self.window
 
-    def front(self, history: Tensor) -> Tensor:
+    def make_slots(self, history: Tensor) -> Tensor:
         """Slots (B, L, d) from the token ids (B, history) before the window."""
         raise NotImplementedError
 
@@ -138,7 +139,7 @@ class Transformer(LanguageModel):
             tokens: (B, m') ids of the window, m' ≤ m; -1 is padding.
             targets: (B, m') ids to predict; the loss is 0 where the target is -1.
         """
-        x = torch.cat([self.front(history), embed(self.table.weight, tokens)], dim=1)
+        x = torch.cat([self.make_slots(history), embed(self.table.weight, tokens)], dim=1)
         hidden = self.hidden(x, skip=self.slots)
         return self.logits(hidden) if targets is None else self.nats(hidden, targets)
 

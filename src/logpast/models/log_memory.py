@@ -57,7 +57,7 @@ class LogMemoryTransformer(Transformer):
     def history(self) -> int:
         return self.memory.bank.horizon if self.memory else 0
 
-    def front(self, history: Tensor) -> Tensor:
+    def make_slots(self, history: Tensor) -> Tensor:
         if self.memory is None:
             return self.table.weight.new_empty(len(history), 0, self.config.width)
         return self.memory.from_ids(history, self.table.weight)

@@ -27,7 +27,7 @@ class RecentTransformer(Transformer):
     def history(self) -> int:
         return self.slots
 
-    def front(self, history: Tensor) -> Tensor:
+    def make_slots(self, history: Tensor) -> Tensor:
         missing = self.slots - history.shape[1]
         if missing > 0:
             history = F.pad(history, (missing, 0), value=-1)
