@@ -84,7 +84,7 @@ class System:
         return max(row["comparison"]["tokens_per_second"] for row in self.rows)
 
     def peak_bytes(self) -> int | None:
-        return max((row["comparison"]["peak_bytes"] or 0 for row in self.rows)) or None
+        return max(row["comparison"]["peak_bytes"] or 0 for row in self.rows) or None
 
 
 class Column(NamedTuple):
@@ -133,10 +133,10 @@ def table(rows: list[Row]) -> tables.Table:
     systems = _systems(rows)
     numbers, first = _numbers(systems), next(iter(systems))
     heads = [column.head.format(first=first) for column in numbers[first]]
-    lines = [
-        (name, ", ".join(map(str, systems[name].seeds)), *(_text(number, column.form) for column, number in line.items()))
-        for name, line in numbers.items()
-    ]
+    lines = []
+    for name, line in numbers.items():
+        seeds = ", ".join(map(str, systems[name].seeds))
+        lines.append((name, seeds, *(_text(number, column.form) for column, number in line.items())))
     return tables.Table(("system", "seeds", *heads), lines, _title(rows), _notes(heads, systems[first].documents))
 
 
@@ -332,7 +332,7 @@ def _notes(heads: list[str], of: Documents) -> list[str]:
         )
     if of.tell_apart:
         notes.append(
-            f"in-vocabulary: {of.familiar.sum()} of {which}, those where at most {100 * UNSEEN:g} % of the tokens never "
-            "occur in the training text"
+            f"in-vocabulary: {of.familiar.sum()} of {which}, those where at most {100 * UNSEEN:g} % of the tokens "
+            "never occur in the training text"
         )
     return [*notes, "tokens/s: training speed of the fastest seed"]

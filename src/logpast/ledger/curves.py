@@ -65,7 +65,7 @@ def curves(
     """
     check_plot_path(plot)
     if pairs and len(logs) % 2:
-        raise UserError(f"--pairs needs an even number of logs, got {len(logs)}; give a control and a run for each pair")
+        raise UserError(f"--pairs needs an even number of logs, got {len(logs)}; give two for each pair")
     paths = list(dict.fromkeys(map(Path, logs)))
     known = {path: read_curve(path, name) for path, name in zip(paths, _names(paths), strict=True)}
     rows = []

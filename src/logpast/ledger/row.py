@@ -36,7 +36,7 @@ class Field(NamedTuple):
 
     name: str
     type: Any
-    """as in annotations: float is any number, tuple a list of that length; `| None` allows null (infinity, in scores)"""
+    """float is any number, tuple a list of that length; `| None` allows null, which in scores stands for infinity"""
     meaning: str
     required: bool = True
     """rows of earlier versions may lack the others"""
