@@ -161,9 +161,7 @@ def _cell(
     chosen: dict[str, Any] = {}
     for choice in picked:
         if twice := sorted(set(choice.settings) & set(chosen)):
-            raise UserError(
-                f"{file}: {twice[0]} is set by {choice.axis} and by another axis of the same grid; remove one"
-            )
+            raise UserError(f"{file}: {twice[0]} is set by {choice.axis} and by another axis of its grid; remove one")
         chosen |= choice.settings
     settings = {"recipe": config.recipe, "test": config.test} | _settings(config.set, file) | chosen
     if reserved := sorted(set(RESERVED) & set(settings)):
@@ -183,9 +181,8 @@ def _cell(
     if len(name.encode()) > MAX_NAME:
         raise UserError(f"{file}: the cell name {name[:40]}… is too long; give variants shorter names")
     try:
-        train_config = config_from_recipe(
-            values | {"run": str(out / "runs" / name), "resume": "auto", "devices": 1}, file
-        )
+        own = {"run": str(out / "runs" / name), "resume": "auto", "devices": 1}
+        train_config = config_from_recipe(values | own, file)
     except UserError as error:
         raise UserError(f"{error} (cell {name})") from None
     return Cell(name, {choice.axis: choice.value for choice in picked}, train_config, test)

@@ -229,9 +229,8 @@ class _Sweep:
         drop_optimizer_state(cell.config.run)  # before the row: a cell that has a row is finished
         ledger.append(self.out / "ledger.jsonl", row)
         self.done[cell.key] = row
-        progress.say(
-            f"{cell.name}: ppl_token {_text(row['scores']['ppl_token'], 2)} in {row['seconds']:,.0f} s; {self._status()}"
-        )
+        score = _text(row["scores"]["ppl_token"], 2)
+        progress.say(f"{cell.name}: ppl_token {score} in {row['seconds']:,.0f} s; {self._status()}")
 
     def _stop(self, progress: JobBoard) -> None:
         self.stopping = True
