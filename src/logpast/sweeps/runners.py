@@ -200,14 +200,14 @@ def _check_reachable(address: str) -> None:
     from ray.util import get_node_ip_address
 
     if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or "local"  # without the variable, Ray looks for a cluster here
-    if address == "local":
+        address = os.environ.get("RAY_ADDRESS") or "auto"
+    if address in ("auto", "local"):  # Ray looks for a cluster on this machine, or starts one
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host:
         raise ValueError("expected auto, local or HOST:PORT")
     if host in ("localhost", "127.0.0.1", "[::1]"):
-        host = get_node_ip_address()  # Ray does not listen on the loopback address
+        host = get_node_ip_address()  # the address by which Ray knows this machine
     socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 
