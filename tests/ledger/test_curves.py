@@ -51,7 +51,7 @@ def test_the_second_of_each_pair_is_compared_with_the_first(tmp_path: Path, draw
     assert len(lines(losses)) == 8
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == list(aboves)
     assert [up[0] for _, up in lines(differences)[:4]] == pytest.approx([0.5, 1.0, -1.0, -2.0])
-    with pytest.raises(UserError, match="--pairs .* 3"):
+    with pytest.raises(UserError, match=r"--pairs .* 3"):
         curves(logs[:3], tmp_path / "plot.png", pairs=True)
 
 

@@ -27,7 +27,6 @@ def changed(path: str, value: Any = None, remove: bool = False) -> dict[str, Any
     """A row with every optional part, and one value replaced or removed."""
     row = scored_row(
         validation_data={"name": "c", "sha256": "3"}, comparison=dict(COMPARISON), sweep={"cell": "c", "key": "k"},
-        recipe={"model": {"system": "recent"}}, train_data={"name": "a", "sha256": "1"}, test_data={"name": "b", "sha256": "2"},
         scores={
             "ppl_token": 2.718281828, "ppl_word": None, "bits_per_byte": 1, "interval": {"ppl_token": [1.0, None]},
             "by_document": {"nats": [1.0, 2.0], "tokens": [1, 2], "unseen": [0, 0]},
@@ -98,7 +97,7 @@ def test_optional_fields_may_be_missing(tmp_path: Path) -> None:
     ("name", "value"),
     [
         ("trained_at_revision", None), ("recipe", None), ("recipe.model", [1]), ("recipe.model.system", 5),
-        ("seed", "0"), ("seed", True), ("seed", 0.5), ("parameters", None), ("train_tokens", "x"), ("train_tokens", [1]),
+        ("seed", "0"), ("seed", True), ("seed", 0.5), ("parameters", None), ("train_tokens", [1]),
         ("train_data", "kjv"), ("test_data.name", 3), ("validation_data", "x"), ("scores", None),
         ("scores.ppl_token", "x"), ("scores.ppl_word", {}), ("scores.bits_per_byte", {"a": 1}),
         ("scores.interval", []), ("scores.interval.ppl_token", [1.0]), ("scores.interval.ppl_token", ["x", 1.0]),

@@ -265,7 +265,7 @@ def _print_cells(cells: list[Cell], done: dict[str, Row], duplicates: int) -> No
         trained = _fraction_trained(cell, saved=True)
         state = "finished" if cell.key in done else f"{trained:.0%} trained" if trained else "not started"
         print(f"{cell.name:{width}}  {state}")
-    note = f" ({duplicates} duplicate combinations left out)" if duplicates else ""
+    note = f" (duplicate combinations left out: {duplicates})" if duplicates else ""
     print(f"{len(cells)} cell{'s' if len(cells) > 1 else ''}{note}, {len(done)} finished")
 
 
