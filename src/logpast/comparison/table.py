@@ -171,7 +171,7 @@ def show(
     Args:
         rows: folder of a comparison, or its rows.jsonl under any name, one row per system and seed. The table has the
             order of the rows and compares the other systems with the first.
-        plot: the plot: .png, .svg or .pdf. Replaces an existing file.
+        plot: file for the plot: .png, .svg or .pdf. Replaces an existing file.
         out: write the table with all its columns to this file: .md, .csv or .json. Replaces an existing file.
         budget: only rows of equal tokens or of equal time, if there are both.
     """

@@ -55,7 +55,7 @@ def curves(
     Args:
         logs: folders of runs, finished or not, or their log.jsonl under any name. The others are compared with the
             first.
-        plot: the plot: .png, .svg or .pdf. Replaces an existing file.
+        plot: file for the plot: .png, .svg or .pdf. Replaces an existing file.
         x: quantity on the x axis.
         pairs: treat every two logs as a pair and compare the second of each with its first. Runs with the same seed
             train on the same batches, so the difference of their training losses is smooth; between seeds it is not.

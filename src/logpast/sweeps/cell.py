@@ -46,8 +46,8 @@ def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> d
     The scoring uses the precision of the training, in which validation chose the checkpoint.
 
     Returns:
-        The ledger's row, with scores.by_document.unseen, `state_bytes`, `tokens_per_second` and `peak_bytes` of the
-        training: None if the run was resumed, because an earlier process did part of it.
+        The ledger's row, with scores.by_document.unseen, `state_bytes`, `tokens_per_second` and `peak_bytes` (None for
+        a resumed run, whose first part was not measured).
     """
     if resumed := bool(sorted_checkpoints(config.run)):
         every = find_checkpoint(config.run, "latest").config.validate_every
