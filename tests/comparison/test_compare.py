@@ -69,7 +69,7 @@ def test_all_systems_are_trained_scored_and_written_to_one_table(
     assert table.startswith("**")
     nats = {name: sum(r["scores"]["nats"] for r in rows if r["comparison"]["system"] == name) for name in lengths}
     expected = (nats["xl"] - nats["memory"]) / 2 / rows[0]["scores"]["tokens"]
-    assert values(rows)["xl"]["nats against memory"] == pytest.approx(expected, abs=1e-5)  # nats of documents are rounded
+    assert values(rows)["xl"]["nats against memory"] == pytest.approx(expected, abs=1e-5)  # rounded in rows
     line = next(line for line in table.splitlines() if line.startswith("| xl |"))
     mean, low, high = (float(number) for number in re.findall(r"[+-][\d.]+", line))
     assert mean == pytest.approx(expected, abs=1e-4)
