@@ -1,99 +1,156 @@
-"""What a comparison came to: one table, one picture, from its rows."""
+"""The table and the plot of a comparison, from its rows; `logpast results comparison`.
+
+COLUMNS lists the columns of the table: to add one, add an entry there.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from logpast.evaluation.vocabulary import UNSEEN
 from logpast.ledger import row as ledger
 from logpast.ledger.documents import (
     Documents,
+    Estimate,
     Seeds,
     detail,
-    difference,
     documents,
+    estimate_difference,
     familiar_perplexity,
     name_seeds,
-    spread,
-    validate_documents,
-    values,
 )
-from logpast.ledger.row import RESULTS, reading
+from logpast.ledger.documents import values as scores_of
+from logpast.ledger.row import RESULTS
 from logpast.reporting import tables
 from logpast.reporting.plots import check_plot_path, remove_frame, write_plot
 from logpast.util.errors import UserError
 from logpast.util.validation import validate_arguments
 
-
-def _by_system(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each, a seed each. A run that was scored twice counts once, by the row that tells more."""
-    groups: dict[str, dict[int, dict[str, Any]]] = {}
-    for row in rows:
-        system, seed = row["comparison"]["system"], row["seed"]
-        before = groups.setdefault(system, {}).setdefault(seed, row)
-        if before["scores"]["ppl_token"] != row["scores"]["ppl_token"]:
-            raise UserError(f"there are two rows of {system}, seed {seed}, with other scores; remove one")
-        groups[system][seed] = max(before, row, key=lambda row: detail(row["scores"]))
-    return {system: list(seeds.values()) for system, seeds in groups.items()}
+Row = dict[str, Any]
+Number = Estimate | float | None
+COLOURS = {"all": "tab:blue", "in-vocabulary": "tab:orange", "interval": "0.75", "label line": "0.6"}
 
 
-def _seeds(group: list[dict[str, Any]]) -> Seeds:
-    return {row["seed"]: row["scores"] for row in group}
+@dataclass(frozen=True)
+class System:
+    """What the columns are computed from: one system's rows, and what it is compared with."""
+
+    rows: list[Row]
+    """one per seed"""
+    first: Seeds | None
+    """scores of the first system of the table; None for that one itself"""
+    documents: Documents
+
+    @property
+    def cell(self) -> dict[str, Any]:
+        """What `logpast compare` noted, of the first seed."""
+        cell: dict[str, Any] = self.rows[0]["comparison"]
+        return cell
+
+    @property
+    def seeds(self) -> Seeds:
+        return {row["seed"]: row["scores"] for row in self.rows}
+
+    def score(self, name: str) -> Estimate:
+        """A score of all seeds. The interval is that of the first seed, scaled to the mean."""
+        found, bounds = scores_of(self.seeds, name), self.rows[0]["scores"].get("interval", {}).get(name, [None])
+        if None in bounds or not math.isfinite(sum(found)) or not found[0]:
+            return Estimate(found)
+        low, high = (statistics.mean(found) * bound / found[0] for bound in bounds)
+        return Estimate(found, (low, high))
+
+    def in_vocabulary_perplexity(self) -> Estimate | None:
+        """Per token, if the test text has documents of both kinds."""
+        found = familiar_perplexity(self.seeds, self.documents) if self.documents.tell_apart else {}
+        return Estimate(list(found.values()), note=name_seeds(found, self.seeds)) if found else None
+
+    def against_first(self, in_vocabulary: bool = False) -> Estimate | None:
+        """Nats per token above the first system."""
+        if self.first is None or (in_vocabulary and self.in_vocabulary_perplexity() is None):
+            return None
+        return estimate_difference(self.seeds, self.first, self.documents, familiar=in_vocabulary)
+
+    def training_seconds(self) -> float | None:
+        """Only in comparisons of equal time."""
+        return statistics.mean(map(_seconds, self.rows)) if self.cell["budget"] == "time" else None
+
+    def fastest(self) -> float:
+        """Tokens per second of the fastest seed: other work on the machine only slows training down."""
+        return max(row["comparison"]["tokens_per_second"] for row in self.rows)
+
+    def peak_bytes(self) -> int | None:
+        return max(row["comparison"]["peak_bytes"] or 0 for row in self.rows) or None
 
 
-def table(rows: list[dict[str, Any]]) -> tables.Table:
-    """Means over seeds, and how far the systems are from the first; of familiar documents too, where there are others.
+class Column(NamedTuple):
+    head: str
+    """{first} stands for the name of the first system"""
+    number: Callable[[System], Number]
+    """None leaves the cell empty; a column without any number is left out"""
+    form: str
+    """format of the number"""
 
-    The notes say what is what. Columns of which nothing is known are left out.
-    """
-    groups = _by_system(rows)
-    of = documents(*map(_seeds, groups.values()))
-    base, timed = next(iter(groups)), rows[0]["comparison"]["budget"] == "time"
-    first_seeds = _seeds(groups[base])
+
+COLUMNS = (
+    Column("ppl_token", lambda system: system.score("ppl_token"), ".2f"),
+    Column("ppl_word", lambda system: system.score("ppl_word"), ".1f"),
+    Column("bits/byte", lambda system: system.score("bits_per_byte"), ".4f"),
+    Column("nats against {first}", lambda system: system.against_first(), "+.4f"),
+    Column("in-vocabulary ppl_token", lambda system: system.in_vocabulary_perplexity(), ".2f"),
+    Column("in-vocabulary nats against {first}", lambda system: system.against_first(in_vocabulary=True), "+.4f"),
+    Column("parameters", lambda system: system.rows[0]["parameters"], ","),
+    Column("attention", lambda system: system.cell["attention_length"], ","),
+    Column("training tokens", lambda system: system.rows[0]["train_tokens"], ","),
+    Column("training s", lambda system: system.training_seconds(), ",.1f"),
+    Column("tokens/s", lambda system: system.fastest(), ",.0f"),
+    Column("peak MiB", lambda system: peak / 2**20 if (peak := system.peak_bytes()) else None, ",.0f"),
+    Column("state KiB", lambda system: system.cell["state_bytes"] / 2**10, ",.0f"),
+    Column("learning rate", lambda system: system.cell["learning_rate"], "g"),
+)
+SHORT = ("ppl_token", "training s", "tokens/s", "state KiB")  # columns that `short` always has
+
+
+def values(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """system -> head of a column -> its number, the mean over seeds. Empty cells are left out."""
+    systems = _systems(rows)
+    first, found = next(iter(systems)), dict[str, dict[str, float]]()
+    for name, cells in _numbers(systems).items():
+        found[name] = {
+            column.head.format(first=first): number.mean if isinstance(number, Estimate) else number
+            for column, number in cells.items()
+            if number is not None
+        }
+    return found
+
+
+def table(rows: list[Row]) -> tables.Table:
+    """One line per system: means over seeds, and differences from the first system."""
+    systems = _systems(rows)
+    numbers, first = _numbers(systems), next(iter(systems))
+    heads = [column.head.format(first=first) for column in numbers[first]]
     lines = []
-    for name, group in groups.items():
-        cell, first = group[0]["comparison"], group[0]
-        known = familiar_perplexity(_seeds(group), of) if of.tell_apart else {}
-        peaks = [row["comparison"]["peak_bytes"] for row in group if row["comparison"]["peak_bytes"]]
-        lines.append({
-            "system": name,
-            "seeds": ", ".join(str(row["seed"]) for row in group),
-            "ppl_token": _figure(group, "ppl_token", 2),
-            "ppl_word": _figure(group, "ppl_word", 1),
-            "bits/byte": _figure(group, "bits_per_byte", 4),
-            f"nats against {base}": "" if name == base else difference(_seeds(group), first_seeds, of),
-            "familiar ppl_token": spread(list(known.values()), 2) + name_seeds(known, _seeds(group)) if known else "",
-            f"familiar nats against {base}":
-                difference(_seeds(group), first_seeds, of, familiar=True) if known and name != base else "",
-            "weights": f"{first['parameters']:,}",
-            "attention": f"{cell['attention_length']:,}",
-            "training tokens": f"{first['train_tokens']:,}",
-            "training s": f"{statistics.mean(map(_seconds, group)):,.1f}" if timed else "",
-            # of the fastest, for whatever else a machine does only slows it
-            "tokens/s": f"{max(row['comparison']['tokens_per_second'] for row in group):,.0f}",
-            "peak MiB": f"{max(peaks) / 2**20:,.0f}" if peaks else "",
-            "state KiB": f"{cell['state_bytes'] / 2**10:,.0f}",
-            "learning rate": f"{cell['learning_rate']:g}",
-        })  # fmt: skip
-    heads = tuple(head for head in lines[0] if any(line[head] for line in lines))
-    return tables.Table(heads, [tuple(line[head] for head in heads) for line in lines], _title(rows), _notes(heads, of))
+    for name, line in numbers.items():
+        seeds = ", ".join(map(str, systems[name].seeds))
+        lines.append((name, seeds, *(_text(number, column.form) for column, number in line.items())))
+    return tables.Table(("system", "seeds", *heads), lines, _title(rows), _notes(heads, systems[first].documents))
 
 
-def short(rows: list[dict[str, Any]]) -> tables.Table:
-    """The columns that matter most, for a screen or a page; of all documents, or of familiar ones where others are."""
+def short(rows: list[Row]) -> tables.Table:
+    """The most important columns, for a terminal: differences on in-vocabulary documents if there are others too."""
     heads, lines, title, notes = table(rows)
-    apart = any("familiar" in head for head in heads)
-    always = ("system", "seeds", "ppl_token", "training s", "tokens/s", "state KiB")
+    split = any("in-vocabulary" in head for head in heads)
     kept = [
-        place
-        for place, head in enumerate(heads)
-        if head in always or "familiar" in head or (not apart and "against" in head)
+        index
+        for index, head in enumerate(heads)
+        if head in ("system", "seeds", *SHORT) or "in-vocabulary" in head or (not split and "against" in head)
     ]
     return tables.Table(
-        [heads[place] for place in kept], [[line[place] for place in kept] for line in lines], title, notes
+        [heads[index] for index in kept], [[line[index] for index in kept] for line in lines], title, notes
     )
 
 
@@ -104,7 +161,7 @@ def show(
     out: Path | None = None,
     budget: Literal["tokens", "time"] | None = None,
 ) -> None:
-    """Print the table of a comparison that was made before, and draw its picture.
+    """Print the table of a finished comparison, and draw its plot.
 
     Examples:
         logpast results comparison runs/rivals-small
@@ -112,140 +169,170 @@ def show(
         logpast results comparison results/rivals-pg19.jsonl --plot pg19.png --out pg19.md
 
     Args:
-        rows: the folder of a comparison, or its rows.jsonl under any name, a row a system and seed. Their order is
-            that of the table, and systems are set beside the first.
-        plot: the picture; .png, .svg and .pdf are known. An existing one is replaced.
-        out: write the table, with all its columns, to this file: .md, .csv or .json. An existing one is replaced.
-        budget: only rows of equal tokens or of equal time, where there are both.
+        rows: folder of a comparison, or its rows.jsonl under any name, one row per system and seed. The table has the
+            order of the rows and compares the other systems with the first.
+        plot: file for the plot: .png, .svg or .pdf. Replaces an existing file.
+        out: write the table with all its columns to this file: .md, .csv or .json. Replaces an existing file.
+        budget: only rows of equal tokens or of equal time, if there are both.
     """
     rows = rows / "rows.jsonl" if rows.is_dir() else rows
     tables.check_table_path(out, RESULTS)
     if out and out.resolve() == rows.resolve():
-        raise UserError(f"{out} is what is read; give another --out")
+        raise UserError(f"--out {out} is the file to read; give another --out")
     check_plot_path(plot)
     if not rows.exists():
-        raise UserError(f"there is no {rows}; give a comparison's folder, or its rows.jsonl under any name")
-    with reading(f"{rows} holds no comparison", "give the rows.jsonl that `logpast compare` wrote"):
-        found = [row for row in ledger.read(rows) if budget in (None, row["comparison"]["budget"])]
-        if not found:
-            fix = "take away --budget" if budget else "wait for the first system to be trained and scored"
-            raise UserError(f"{rows} has no {'such ' if budget else ''}rows; {fix}")
-        for what, there in {
-            "budgets": {row["comparison"]["budget"] for row in found},
-            "training texts": {row["train_data"]["sha256"] for row in found},
-            "test texts": {row["test_data"]["sha256"] for row in found},
-        }.items():
-            if len(there) > 1:
-                fix = "choose by --budget" if what == "budgets" else "put those of each into a file of their own"
-                raise UserError(f"{rows} has rows of {len(there)} {what}; {fix}")
-        of = documents(dict(enumerate(row["scores"] for row in found)))
-        for row in found:
-            validate_documents(row["scores"], of)
-        for system, group in _by_system(found).items():
-            if len({ledger.hash_recipe(row["recipe"] | {"seed": None}) for row in group}) > 1:
-                raise UserError(
-                    f"{rows}: rows of {system} differ in more than their seeds; put those of each recipe into a file "
-                    "of their own"
-                )
-        whole, fits = table(found), tables.as_text(short(found))
-        draw(found, plot)
-    print(fits)
+        raise UserError(f"{rows} does not exist; give a comparison's folder, or its rows.jsonl under any name")
+    found = _comparable(rows, budget)
+    draw(found, plot)
+    print(tables.as_text(short(found)))
     if out:
-        tables.write(whole, out)
+        tables.write(table(found), out)
     print(f"wrote {plot}")
 
 
-def _figure(group: list[dict[str, Any]], name: str, digits: int) -> str:
-    text = spread(values(_seeds(group), name), digits)
-    low, high = _interval(group, name)
-    return text + (f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(high) else "")
+def _comparable(file: Path, budget: str | None) -> list[Row]:
+    """The rows of a file, if one table can hold them all."""
+    found = [row for row in ledger.read(file, "comparison") if budget in (None, row["comparison"]["budget"])]
+    if not found:
+        fix = "leave out --budget" if budget else "wait until the first system is trained and scored"
+        raise UserError(f"{file} has no {'such ' if budget else ''}rows; {fix}")
+    for what, different in {
+        "budgets": {row["comparison"]["budget"] for row in found},
+        "training texts": {row["train_data"]["sha256"] for row in found},
+        "test texts": {row["test_data"]["sha256"] for row in found},
+        "sets of documents": {
+            tuple(row["scores"]["by_document"]["tokens"]) for row in found if "by_document" in row["scores"]
+        },
+    }.items():
+        if len(different) > 1:
+            fix = "choose one with --budget" if what == "budgets" else "put the rows of each into its own file"
+            raise UserError(f"{file} has rows of {len(different)} {what}; {fix}")
+    for name, system in _systems(found).items():
+        if len({ledger.hash_recipe(row["recipe"] | {"seed": None}) for row in system.rows}) > 1:
+            raise UserError(
+                f"{file}: rows of {name} differ in more than the seed; put the rows of each recipe into its own file"
+            )
+    return found
 
 
-def _interval(group: list[dict[str, Any]], name: str) -> tuple[float, float]:
-    """The first seed's, moved to the mean of all; infinite where there is none."""
-    found, bounds = values(_seeds(group), name), group[0]["scores"].get("interval", {}).get(name) or [None]
-    if None in bounds or not math.isfinite(sum(found)) or not found[0]:
-        return math.inf, math.inf
-    low, high = (statistics.mean(found) * bound / found[0] for bound in bounds)
-    return low, high
+def _systems(rows: list[Row]) -> dict[str, System]:
+    """By name. A run that was scored twice counts once, by the row with more detail."""
+    groups: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        name, seed = row["comparison"]["system"], row["seed"]
+        before = groups.setdefault(name, {}).setdefault(seed, row)
+        if before["scores"]["ppl_token"] != row["scores"]["ppl_token"]:
+            raise UserError(f"there are two rows of {name}, seed {seed}, with different scores; remove one")
+        groups[name][seed] = max(before, row, key=lambda row: detail(row["scores"]))
+    seeds = {name: {seed: row["scores"] for seed, row in group.items()} for name, group in groups.items()}
+    of, first = documents(*seeds.values()), next(iter(seeds))
+    return {
+        name: System(list(group.values()), None if name == first else seeds[first], of)
+        for name, group in groups.items()
+    }
 
 
-def draw(rows: list[dict[str, Any]], out: Path) -> None:
-    """Left, the perplexity of each system, each seed a point; right, against what a stream's state takes."""
+def _numbers(systems: dict[str, System]) -> dict[str, dict[Column, Number]]:
+    """The cells of the table, by system and column, without columns that are empty for all systems."""
+    found = {name: {column: column.number(system) for column in COLUMNS} for name, system in systems.items()}
+    kept = [column for column in COLUMNS if any(line[column] is not None for line in found.values())]
+    return {name: {column: line[column] for column in kept} for name, line in found.items()}
+
+
+def _text(number: Number, form: str) -> str:
+    if number is None:
+        return ""
+    return number.text(form) if isinstance(number, Estimate) else format(number, form)
+
+
+def draw(rows: list[Row], out: Path) -> None:
+    """Left, the perplexity of each system, one point per seed; right, perplexity against the size of the state."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    groups = _by_system(rows)
-    of = documents(*map(_seeds, groups.values()))
-    figure = Figure(figsize=(12, 1.5 + 0.45 * max(6, len(groups))), layout="constrained")
+    systems = _systems(rows)
+    of = next(iter(systems.values())).documents
+    split = of.tell_apart
+    figure = Figure(figsize=(12, 1.5 + 0.45 * max(6, len(systems))), layout="constrained")
     bars, states = figure.subplots(1, 2)
     spots = dict[str, tuple[float, float]]()
-    for place, (name, group) in enumerate(reversed(groups.items())):
-        finite = [value for value in values(_seeds(group), "ppl_token") if value < math.inf]
-        known = list(familiar_perplexity(_seeds(group), of).values()) if of.tell_apart else []
-        low, high = _interval(group, "ppl_token")
-        if math.isfinite(high):
-            bars.plot([low, high], [place, place], color="0.75", linewidth=6, solid_capstyle="butt", zorder=1)
-        for some, colour in ((finite, "tab:blue"), (known, "tab:orange")):
-            bars.plot(some, [place] * len(some), "o", color=colour, markersize=4, zorder=2)
-        if some := known if of.tell_apart else finite:
-            spots[name] = group[0]["comparison"]["state_bytes"] / 2**10, statistics.mean(some)
-            states.plot(*spots[name], "o", color="tab:orange" if of.tell_apart else "tab:blue")
-    bars.set_yticks(range(len(groups)), list(reversed(groups)))
-    measure, orange = "perplexity per token", ""
-    if of.tell_apart:
-        measure += f", {of.familiar.sum()} familiar documents"
-        orange = f"\norange: {of.familiar.sum()} familiar documents of {len(of.tokens)}"
-    bars.set(xlabel=f"perplexity per token (a point a seed; grey: 95 % over documents){orange}")
-    states.set(xlabel="state of a stream at inference, KiB", ylabel=measure, xscale="log")
+    for height, (name, system) in enumerate(reversed(systems.items())):
+        score = system.score("ppl_token")
+        finite = [value for value in score.seeds if value < math.inf]
+        known = system.in_vocabulary_perplexity()
+        in_vocabulary = known.seeds if known else []
+        if score.interval:
+            bars.plot(
+                score.interval, [height] * 2, color=COLOURS["interval"], linewidth=6, solid_capstyle="butt", zorder=1
+            )
+        for some, kind in ((finite, "all"), (in_vocabulary, "in-vocabulary")):
+            bars.plot(some, [height] * len(some), "o", color=COLOURS[kind], markersize=4, zorder=2)
+        if some := in_vocabulary if split else finite:
+            spots[name] = system.cell["state_bytes"] / 2**10, statistics.mean(some)
+            states.plot(*spots[name], "o", color=COLOURS["in-vocabulary" if split else "all"])
+    bars.set_yticks(range(len(systems)), list(reversed(systems)))
+    bars.set(xlabel="perplexity per token (one point per seed; bar: 95 % over documents)")
+    measure = "perplexity per token"
+    if split:
+        measure += ", in-vocabulary documents"
+        _add_legend(bars, of)
+    states.set(xlabel="state per stream at inference, KiB", ylabel=measure, xscale="log")
     states.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     states.xaxis.set_major_formatter("{x:,g}")
     states.xaxis.set_minor_formatter(NullFormatter())
-    _name_spots(states, spots)
+    _label_spots(states, spots)
     remove_frame(bars, states)
     figure.suptitle(_title(rows), fontsize=10)
     write_plot(figure, out)
 
 
-def _name_spots(axis: Any, spots: dict[str, tuple[float, float]]) -> None:
-    """A line from each spot to its name, in a column at the right: spots may lie close together, names may not."""
+def _add_legend(axis: Any, of: Documents) -> None:
+    """Names the two kinds of points."""
+    numbers = {"all": len(of.tokens), "in-vocabulary": of.familiar.sum()}
+    for kind, number in numbers.items():
+        axis.plot([], [], "o", color=COLOURS[kind], markersize=4, label=f"{kind} documents ({number})")
+    axis.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+
+
+def _label_spots(axis: Any, spots: dict[str, tuple[float, float]]) -> None:
+    """Names in a column on the right, each with a line to its spot: spots may lie close together, names must not."""
     low, high = axis.get_ylim()
-    gap, below = 0.045, -math.inf
+    gap, height = 0.045, -math.inf
     for name, spot in sorted(spots.items(), key=lambda item: item[1][1]):
-        below = max((spot[1] - low) / (high - low), below + gap)
+        height = max((spot[1] - low) / (high - low), height + gap)
         axis.annotate(
-            name, spot, (1.02, below), textcoords="axes fraction", fontsize=8, verticalalignment="center",
-            arrowprops={"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "relpos": (0, 0.5)},
+            name, spot, (1.02, height), textcoords="axes fraction", fontsize=8, verticalalignment="center",
+            arrowprops={"arrowstyle": "-", "color": COLOURS["label line"], "linewidth": 0.6, "relpos": (0, 0.5)},
         )  # fmt: skip
 
 
-def _seconds(row: dict[str, Any]) -> float:
-    """Of training alone: a row's own count has the validation in it, and that some systems do slowly."""
+def _seconds(row: Row) -> float:
+    """Training time of a row; its train_seconds include validation, which is slow in some systems."""
     return float(row["train_tokens"] / row["comparison"]["tokens_per_second"])
 
 
-def _title(rows: list[dict[str, Any]]) -> str:
+def _title(rows: list[Row]) -> str:
     first, timed = rows[0], rows[0]["comparison"]["budget"] == "time"
     spent = [_seconds(row) if timed else row["train_tokens"] / 1e6 for row in rows]
     ends = [max(spent)] if max(spent) <= 1.01 * min(spent) else [min(spent), max(spent)]
     amount = " to ".join(f"{each:,.3g}" if each < 100 else f"{each:,.0f}" for each in ends)
     unit = " seconds of training" if timed else "M training tokens"
     texts = f"{first['train_data']['name']} → {first['test_data']['name']}"
-    return f"{texts}; {first['parameters'] / 1e6:.3g}M weights, {amount}{unit}"
+    return f"{texts}; {first['parameters'] / 1e6:.3g}M parameters, {amount}{unit}"
 
 
-def _notes(heads: tuple[str, ...], of: Documents) -> list[str]:
-    """What stands in the columns."""
-    those = f"{len(of.tokens)} documents" if len(of.tokens) else "documents"
-    notes = [f"±: standard deviation over seeds; in brackets: 95 % over {those}, as of the first seed, about the mean"]
+def _notes(heads: list[str], of: Documents) -> list[str]:
+    """What the columns mean."""
+    which = f"{len(of.tokens)} documents" if len(of.tokens) else "documents"
+    notes = [f"±: standard deviation over seeds; [ ]: 95 % over {which}, from the first seed, scaled to the mean"]
     if any("nats against" in head for head in heads):
         notes.append(
-            "against: nats per token above the first system's, from the same seeds on the same documents; in "
-            "brackets: 95 % over documents, which says nothing of other seeds"
+            "nats against: nats per token above the first system, same seeds and documents; [ ]: 95 % over documents, "
+            "which says nothing about other seeds"
         )
     if of.tell_apart:
         notes.append(
-            f"familiar: {of.familiar.sum()} of {those}, those with at most {100 * UNSEEN:g} % of tokens that the "
-            "training text never has"
+            f"in-vocabulary: {of.familiar.sum()} of {which}, those where at most {100 * UNSEEN:g} % of the tokens "
+            "never occur in the training text"
         )
-    return [*notes, "tokens/s: in training, of the fastest seed"]
+    return [*notes, "tokens/s: training speed of the fastest seed"]

@@ -1,4 +1,4 @@
-"""`logpast results curves`: what runs learned on their way, from their logs."""
+"""`logpast results curves`: loss curves of runs, from their logs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from logpast.util.errors import UserError
 from logpast.util.validation import validate_arguments
 
 Points = dict[int, float]  # step -> nats per token
-SMOOTH = 20  # a line of training losses is a mean over this part of them
+SMOOTHING = 20  # the running mean of a training loss covers 1/SMOOTHING of the records
+ZERO_LINE = "0.3"  # colour
 
 
 @dataclass(frozen=True)
 class Curve:
     name: str
     tokens: Points
-    """how many were trained on by a step"""
+    """step -> tokens trained on so far"""
     training: Points
     validation: Points
 
     def at(self, steps: list[int], x: str) -> NDArray[np.float64]:
-        """Where steps lie along the bottom of the picture."""
+        """Steps as coordinates on the x axis."""
         if x == "step":
             return np.array(steps, float)
         return np.interp(steps, [0, *self.tokens], [0, *self.tokens.values()]) / 1e6
@@ -44,7 +45,7 @@ def curves(
     x: Literal["tokens", "step"] = "tokens",
     pairs: bool = False,
 ) -> list[Curve]:
-    """Draw losses of runs over the tokens that they were trained on, and how far each is from the first.
+    """Plot the losses of runs over the tokens they were trained on, and each run's difference from the first one.
 
     Examples:
         logpast results curves runs/control runs/memory
@@ -52,19 +53,19 @@ def curves(
         logpast results curves results/logs/sweep-small/wiki22k-slots{5,53}-{delta,k100}-seed0.jsonl --pairs
 
     Args:
-        logs: folders of runs, finished or not, or their log.jsonl under any name; the first is what others are set
-            beside.
-        plot: the picture; .png, .svg and .pdf are known. An existing one is replaced.
-        x: what lies along its bottom.
-        pairs: every two logs are a pair, of which the second is set beside the first. Runs of one seed learn from the
-            same batches, so that what lies between their training losses is smooth; between seeds it is not.
+        logs: folders of runs, finished or not, or their log.jsonl under any name. The others are compared with the
+            first.
+        plot: file for the plot: .png, .svg or .pdf. Replaces an existing file.
+        x: quantity on the x axis.
+        pairs: treat every two logs as a pair and compare the second of each with its first. Runs with the same seed
+            train on the same batches, so the difference of their training losses is smooth; between seeds it is not.
 
     Returns:
         The curves.
     """
     check_plot_path(plot)
     if pairs and len(logs) % 2:
-        raise UserError(f"{len(logs)} logs do not make pairs; give an even number, a control and a run, another two, …")
+        raise UserError(f"--pairs needs an even number of logs, got {len(logs)}; give two for each pair")
     paths = list(dict.fromkeys(map(Path, logs)))
     known = {path: read_curve(path, name) for path, name in zip(paths, _names(paths), strict=True)}
     rows = []
@@ -75,35 +76,37 @@ def curves(
             curve.name, f"{max(curve.training):,}", f"{max(curve.tokens.values()):,.0f}", f"{np.mean(last):.4f}",
             *([f"{perplexity(curve.validation[best], 1):.3f}", f"{best:,}"] if best is not None else ["", ""]),
         ])  # fmt: skip
-    note = "loss: of training, the mean of the last tenth that was logged; validation: the best"
+    note = "loss: training loss, mean of the last tenth of the log; validation ppl: the best, and its step"
     print(as_text(Table(["run", "steps", "tokens", "loss", "validation ppl", "at step"], rows, notes=[note])))
     found = [known[Path(log)] for log in logs]
     size = 2 if pairs else len(found)
-    _draw([found[place : place + size] for place in range(0, len(found), size)], plot, x)
+    _draw([found[start : start + size] for start in range(0, len(found), size)], plot, x)
     print(f"wrote {plot}")
     return found
 
 
 def read_curve(path: Path, name: str = "") -> Curve:
+    """The curve of a run's folder, or of a log under any name."""
+    fix = "give a run's folder, or its log.jsonl"
     if not path.exists():
-        raise UserError(f"{path} does not exist; give a run's folder, or its log.jsonl")
-    with reading(f"{path} is not a run's log", "give a run's folder, or its log.jsonl"):
+        raise UserError(f"{path} does not exist; {fix}")
+    with reading(f"{path} is not a run's log", fix):
         records = read_log(path)
         training, validation = (
             {int(r["step"]): float(r[loss]) for r in records if loss in r and math.isfinite(r[loss])}
             for loss in ("loss", "validation_loss")
         )
-        if not training:
-            raise UserError(f"{path} has no log of training yet; give a run's folder, or its log.jsonl")
         tokens = {int(r["step"]): float(r["tokens"]) for r in records if "loss" in r}
         if not all(map(math.isfinite, tokens.values())):
-            raise ValueError("not all of its tokens are numbers")
-        return Curve(name, tokens, training, validation)
+            raise ValueError("tokens must be finite numbers")
+    if not training:
+        raise UserError(f"{path} has no training loss yet; {fix}")
+    return Curve(name, tokens, training, validation)
 
 
 def _names(paths: list[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart."""
-    paths = [path.absolute() if path.name in ("", "..") else path for path in paths]  # which have no name of their own
+    """The shortest endings of the paths that are all different."""
+    paths = [path.absolute() if path.name in ("", "..") else path for path in paths]  # these have no name of their own
     parts = [path.with_suffix("").parts if path.suffix == ".jsonl" else path.parts for path in paths]
     parts = [some[:-1] if some[-1:] == ("log",) and len(some) > 1 else some for some in parts]
     for length in range(1, max(map(len, parts)) + 1):
@@ -114,61 +117,67 @@ def _names(paths: list[Path]) -> list[str]:
 
 
 def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
-    """All losses, and in each group how far curves are from its first. Of several groups each has one colour."""
+    """Left, all losses; right, the difference of each curve from the first of its group. One colour per group."""
     from matplotlib.figure import Figure
 
     found = [curve for group in groups for curve in group]
     height = max(4.2, 0.18 * len(found))  # for the legend
     figure = Figure(figsize=(14 if len(found) > 1 else 8, height), layout="constrained")
-    widths = [1] if len(found) == 1 else [1, 1] if len(groups) == 1 else [2, 3]  # pairs lie close, unlike their gaps
-    losses, *others = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
+    # pairs have losses close to each other but many differences to show
+    widths = [1] if len(found) == 1 else [1, 1] if len(groups) == 1 else [2, 3]
+    losses, *differences = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     drawn = set()
     for number, group in enumerate(groups):
-        for place, curve in enumerate(group):
+        for index, curve in enumerate(group):
             several = len(groups) > 1
-            how = line_style(number if several else place) | ({"linestyle": ":"} if several and not place else {})
+            style = line_style(number if several else index) | ({"linestyle": ":"} if several and not index else {})
             if curve.name not in drawn:  # a control may be in several pairs
                 drawn.add(curve.name)
-                faint = 0.5 if curve.validation else 1
-                _line(losses, curve, curve.training, x, **how, alpha=faint, label=escape_label(curve.name))
-                _dots(losses, curve, curve.validation, x, **how)
-            for axis in others if place else ():
-                _line(axis, curve, above(curve.training, group[0].training), x, **how, alpha=0.5)
-                _dots(axis, curve, above(curve.validation, group[0].validation), x, **how)
-    ends = [value for curve in found for value in [*curve.validation.values(), *list(curve.training.values())[-5:]]]
-    highest = max(list(curve.training.values())[len(curve.training) // 10] for curve in found)
-    losses.set(title="loss (lines: training, a running\nmean; dots: validation)")
-    low, high = min(ends), max(highest, *ends)
-    if high > low:
-        losses.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-    for axis in others:
+                alpha = 0.5 if curve.validation else 1
+                _line(losses, curve, curve.training, x, **style, alpha=alpha, label=escape_label(curve.name))
+                _dots(losses, curve, curve.validation, x, **style)
+            for axis in differences if index else ():
+                _line(axis, curve, above(curve.training, group[0].training), x, **style, alpha=0.5)
+                _dots(axis, curve, above(curve.validation, group[0].validation), x, **style)
+    losses.set(title="loss (lines: training, running\nmean; dots: validation)")
+    _limit_losses(losses, found)
+    for axis in differences:
         if not axis.lines:
             axis.text(0.5, 0.5, "no logged step in common", transform=axis.transAxes, ha="center")
-        axis.axhline(0, color="0.3", linewidth=0.8)
+        axis.axhline(0, color=ZERO_LINE, linewidth=0.8)
         other = escape_label(found[0].name) if len(groups) == 1 else "the first of its pair (dotted)"
-        axis.set(title=f"loss less that of {other}\nat the same step: below 0 it is ahead")
-    for axis in (losses, *others):
+        axis.set(title=f"loss − loss of {other}\nat the same step (below 0: better)")
+    for axis in (losses, *differences):
         axis.set(xlabel="million tokens" if x == "tokens" else x, ylabel="nats per token")
-    remove_frame(losses, *others)
-    legend = figure.legend(loc="outside right upper", frameon=False, fontsize=8)  # beside the lines, which may be many
+    remove_frame(losses, *differences)
+    legend = figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     for handle in filter(None, legend.legend_handles):
         handle.set_alpha(1)
     write_plot(figure, plot)
 
 
+def _limit_losses(axis: Any, curves: list[Curve]) -> None:
+    """Cut off the steep first tenth of the training losses."""
+    ends = [value for curve in curves for value in [*curve.validation.values(), *list(curve.training.values())[-5:]]]
+    highest = max(list(curve.training.values())[len(curve.training) // 10] for curve in curves)
+    low, high = min(ends), max(highest, *ends)
+    if high > low:
+        axis.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+
+
 def above(ours: Points, theirs: Points) -> Points:
-    """How far ours are above theirs, at the steps that both have."""
+    """Ours − theirs, at the steps that both have."""
     return {step: value - theirs[step] for step, value in ours.items() if step in theirs}
 
 
-def _line(axis: Any, curve: Curve, points: Points, x: str, **how: Any) -> None:
-    """A running mean: single batches scatter more than runs differ."""
+def _line(axis: Any, curve: Curve, points: Points, x: str, **style: Any) -> None:
+    """A running mean: single batches vary more than runs differ."""
     if points:
-        share = np.full(width := max(1, len(points) // SMOOTH), 1 / width)
-        steps, values = (np.convolve(list(each), share, "valid") for each in (points, points.values()))
-        axis.plot(curve.at(list(steps), x), values, **how)
+        kernel = np.full(width := max(1, len(points) // SMOOTHING), 1 / width)
+        steps, values = (np.convolve(list(each), kernel, "valid") for each in (points, points.values()))
+        axis.plot(curve.at(list(steps), x), values, **style)
 
 
-def _dots(axis: Any, curve: Curve, points: Points, x: str, **how: Any) -> None:
+def _dots(axis: Any, curve: Curve, points: Points, x: str, **style: Any) -> None:
     if points:
-        axis.plot(curve.at(list(points), x), list(points.values()), marker="o", markersize=4, linewidth=1, **how)
+        axis.plot(curve.at(list(points), x), list(points.values()), marker="o", markersize=4, linewidth=1, **style)

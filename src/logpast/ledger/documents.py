@@ -1,4 +1,4 @@
-"""Scores of several seeds, and what rows tell of single documents; those of earlier versions tell nothing of them."""
+"""Scores over seeds and over single documents, from rows of the ledger. Rows of early versions have no documents."""
 
 from __future__ import annotations
 
@@ -12,99 +12,125 @@ from numpy.typing import NDArray
 
 from logpast.evaluation.metrics import paired_difference, perplexity
 from logpast.evaluation.vocabulary import UNSEEN
+from logpast.util.errors import UserError
 
-Seeds = Mapping[int, Mapping[str, Any]]  # seed -> the scores of a row
+Seeds = Mapping[int, Mapping[str, Any]]  # seed -> scores of its row
 
 
 class Documents(NamedTuple):
+    """The documents of one test text."""
+
     tokens: NDArray[np.int64]
     familiar: NDArray[np.bool_]
-    """those with next to no tokens that the training text never has. How a model reads on after what it has never seen
-    is much a matter of chance, and in a few documents can outweigh what it has learned. None where rows do not tell."""
+    """which are in-vocabulary (see evaluation.vocabulary); none where the rows do not say"""
 
     @property
     def tell_apart(self) -> bool:
-        """Whether there are others beside the familiar ones, and of these enough to say something of them."""
+        """Whether to report in-vocabulary documents on their own: at least two of them, and some others."""
         return bool(1 < self.familiar.sum() < len(self.tokens))
 
 
+class Estimate(NamedTuple):
+    """A number that was measured once per seed."""
+
+    seeds: list[float]
+    interval: tuple[float, float] | None = None
+    """95 % over documents"""
+    note: str = ""
+    """which seeds, if some are missing"""
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.seeds)
+
+    def text(self, form: str) -> str:
+        """The mean, ± the standard deviation over several seeds, and the interval: 20.51 ± 0.03 [19.90, 21.12]."""
+        text = f"{self.mean:{form}}"
+        if len(self.seeds) > 1 and math.isfinite(sum(self.seeds)):
+            text += f" ± {statistics.stdev(self.seeds):{form.lstrip('+')}}"
+        if self.interval:
+            text += f" [{self.interval[0]:{form}}, {self.interval[1]:{form}}]"
+        return text + self.note
+
+
 def validate_documents(scores: Mapping[str, Any], of: Documents | None = None) -> None:
-    """For an error, such as `sound` tells, where what a row has of documents is damaged, or is of other ones."""
-    if "by_document" in scores:
-        columns = {name: np.array(column, dtype=np.float64) for name, column in scores["by_document"].items()}
-        whole = all(np.isfinite(column).all() for name, column in columns.items() if name != "nats")
-        if (
-            not whole
-            or {column.shape for column in columns.values()} != {(len(columns["nats"]),)}
-            or "tokens" not in columns
-        ):
-            raise ValueError("its scores.by_document should have lists of numbers, one of each for each document")
-        if of is not None and len(of.tokens) and not np.array_equal(columns["tokens"], of.tokens):
-            raise ValueError("its scores.by_document has other documents than rows of the same text")
-        summed = perplexity(columns["nats"].sum(), columns["tokens"].sum())
-        (told,) = values({0: scores}, "ppl_token")
-        if not math.isnan(summed) and not math.isclose(summed, told, rel_tol=1e-3):
-            raise ValueError("its scores.by_document add up to another perplexity than its ppl_token")
+    """A UserError if scores.by_document contradicts itself or the perplexity, or lists other documents than `of`."""
+    if "by_document" not in scores:
+        return
+    columns = scores["by_document"]
+    nats, tokens = (np.array(columns[name], dtype=np.float64) for name in ("nats", "tokens"))
+    if {len(tokens), len(columns.get("unseen", tokens))} != {len(nats)}:
+        raise UserError("the lists of scores.by_document differ in length")
+    if of is not None and len(of.tokens) and not np.array_equal(tokens, of.tokens):
+        raise UserError("scores.by_document has other documents than other rows of the same text")
+    summed = perplexity(nats.sum(), tokens.sum())  # null, which is infinity in the ledger, becomes NaN
+    (expected,) = values({0: scores}, "ppl_token")
+    if not math.isnan(summed) and not math.isclose(summed, expected, rel_tol=1e-3):
+        raise UserError(f"scores.by_document adds up to a perplexity of {summed:.4g}, not to scores.ppl_token")
 
 
 def detail(scores: Mapping[str, Any]) -> int:
-    """How much a row tells of single documents: of two rows of a run, the later version's tells more."""
+    """How much a row says about single documents: of two rows of a run, the one of the later version says more."""
     return len(scores.get("by_document", {}))
 
 
 def values(seeds: Seeds, name: str) -> list[float]:
-    """A seed each; infinity, for which a ledger has no word, is itself again."""
+    """A score of each seed; null in the ledger is infinity."""
     return [math.inf if scores[name] is None else scores[name] for scores in seeds.values()]
 
 
 def spread(values: list[float], digits: int, sign: str = "") -> str:
-    """The mean, and where there are several, ± their standard deviation."""
-    text = f"{statistics.mean(values):{sign}.{digits}f}"
-    several = len(values) > 1 and math.isfinite(sum(values))
-    return text + (f" ± {statistics.stdev(values):.{digits}f}" if several else "")
+    """The mean, and ± the standard deviation where there are several values."""
+    return Estimate(values).text(f"{sign}.{digits}f")
 
 
 def documents(*systems: Seeds) -> Documents:
-    """Of one test text, scored by any of these."""
-    told = [scores["by_document"] for seeds in systems for scores in seeds.values() if "by_document" in scores]
-    tokens = np.array(told[0]["tokens"] if told else [], dtype=np.int64)
-    unseen = next((np.array(each["unseen"]) for each in told if "unseen" in each), None)
+    """The documents of the test text that all these systems were scored on."""
+    known = [scores["by_document"] for seeds in systems for scores in seeds.values() if "by_document" in scores]
+    tokens = np.array(known[0]["tokens"] if known else [], dtype=np.int64)
+    unseen = next((np.array(each["unseen"]) for each in known if "unseen" in each), None)
     return Documents(tokens, np.zeros_like(tokens, bool) if unseen is None else unseen <= UNSEEN * tokens)
 
 
 def familiar_perplexity(seeds: Seeds, of: Documents) -> dict[int, float]:
-    """seed -> perplexity per token over the familiar documents, where rows tell which these are."""
+    """seed -> perplexity per token over the in-vocabulary documents; empty where the rows do not say which they are."""
     total = of.tokens[of.familiar].sum()
     if not total:
         return {}
     return {seed: perplexity(nats[of.familiar].sum(), total) for seed, nats in _nats(seeds).items()}
 
 
-def difference(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -> str:
-    """Ours − theirs in nats per token: mean and spread over seeds that both have, named if these are not all of ours.
+def estimate_difference(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -> Estimate | None:
+    """Ours − theirs in nats per token over the seeds that both have; None if there are none.
 
-    The interval is 95 % over documents: of these runs on other texts of the kind, not of other seeds.
+    The interval is over documents: it describes these runs on other texts of this kind, not other seeds.
     """
     both = _nats(ours), _nats(theirs)
     seeds = [seed for seed in both[0] if seed in both[1]]
     if not seeds:
-        return ""
+        return None
     chosen = of.familiar if familiar else np.ones_like(of.familiar)
     one, other = (np.array([nats[seed][chosen] for seed in seeds]) for nats in both)
-    apart = (one - other).sum(axis=1) / of.tokens[chosen].sum()
+    per_seed = (one - other).sum(axis=1) / of.tokens[chosen].sum()
     found = paired_difference(one.mean(axis=0), other.mean(axis=0), of.tokens[chosen])
-    interval = " [{:+.4f}, {:+.4f}]".format(*found["interval"]) if "interval" in found else ""
-    return f"{spread(apart.tolist(), 4, '+')}{interval}{name_seeds(seeds, ours)}"
+    interval = (found["interval"][0], found["interval"][1]) if "interval" in found else None
+    return Estimate(per_seed.tolist(), interval, name_seeds(seeds, ours))
+
+
+def difference(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -> str:
+    """`estimate_difference` as text, with the seeds if they are not all of ours; empty if there are none."""
+    found = estimate_difference(ours, theirs, of, familiar)
+    return found.text("+.4f") if found else ""
 
 
 def name_seeds(seeds: Iterable[int], all_seeds: Seeds) -> str:
-    """Names the seeds that something is of, if it is not of all."""
+    """The seeds that something was computed from, if some are missing."""
     seeds = list(seeds)
     return "" if len(seeds) == len(all_seeds) else f" (seed {', '.join(map(str, seeds))})"
 
 
 def _nats(seeds: Seeds) -> dict[int, NDArray[np.float64]]:
-    """seed -> of each document; not of a model that gave something no chance at all."""
-    told = {seed: scores["by_document"]["nats"] for seed, scores in seeds.items() if "by_document" in scores}
-    found = {seed: np.array(nats, dtype=np.float64) for seed, nats in told.items()}  # None, the ledger's ∞, to NaN
+    """seed -> nats of each document, without seeds that have an infinite one."""
+    known = {seed: scores["by_document"]["nats"] for seed, scores in seeds.items() if "by_document" in scores}
+    found = {seed: np.array(nats, dtype=np.float64) for seed, nats in known.items()}  # null, infinity, becomes NaN
     return {seed: nats for seed, nats in found.items() if np.isfinite(nats).all()}

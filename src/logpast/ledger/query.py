@@ -1,8 +1,8 @@
-"""The rows of results/, read: each value by its name, and those rows that are asked for.
+"""Rows of a results folder, with their values by name, and a filter for them.
 
-results/*.jsonl hold a row per scored run (`ledger.row`), results/*.json one table each, of a benchmark. A row's values
-go by their place in it, with dots (recipe.model.kernel, scores.documents; recipe. and scores. may be left out), and
-those that a reader wants first have short names: COLUMNS.
+results/*.jsonl hold one row per scored run (`ledger.row`); results/*.json hold one table each, of a benchmark. A value
+is named by its path in the row, with dots: recipe.model.kernel, scores.documents. The prefixes recipe. and scores. may
+be left out, and COLUMNS gives short names to the most useful ones.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from logpast.ledger import row as ledger
+from logpast.ledger.row import is_run
 from logpast.util.errors import UserError
 from logpast.util.serialization import flatten
 
@@ -25,123 +26,123 @@ COLUMNS = {
     "revision": "revision",
 }  # fmt: skip
 ORDER = ("corpus", "system", "L", "k", "seed")
-DIGITS = {"ppl_token": 2, "ppl_word": 1, "bits_per_byte": 4}  # of the figures, which are numbers
-SOME = 6  # values that an error names
-LONGEST = 40  # signs of one of them
-_ABSENT = object()  # not null, which a row may hold
+DIGITS = {"ppl_token": 2, "ppl_word": 1, "bits_per_byte": 4}  # decimals of the scores
+MAX_VALUES = 6  # listed in an error message
+MAX_LENGTH = 40  # characters of one of them
+_ABSENT = object()  # unlike null, which a row may hold
 
 
 class Entry(NamedTuple):
-    """A row, and where it stands."""
+    """A row and the file it is from."""
 
     file: str
     title: str
     """of a benchmark's table; rows of a ledger have none"""
     row: dict[str, Any]
     values: dict[str, Any]
-    """by name: short ones, and places with dots"""
+    """by short name and by dotted path"""
 
     def get(self, name: str, default: Any = None) -> Any:
         return next((self.values[n] for n in (name, f"recipe.{name}", f"scores.{name}") if n in self.values), default)
 
 
 def read(folder: Path, option: str = "--folder") -> list[Entry]:
-    """All rows of a results folder, which the option names: ledgers first, each in ORDER."""
+    """All rows of a results folder, scored runs first, each file in ORDER. `option` names the folder in errors."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder} here; run this where the checkout is, or give {option}")
-    runs, measured = list[Entry](), list[Entry]()
+        raise UserError(f"there is no folder {folder} here; run this in the checkout, or give {option}")
+    runs, others = list[Entry](), list[Entry]()
     for file in sorted(folder.glob("*.jsonl")):
         for number, row in ledger.read_lines(file):
-            with ledger.reading(f"{file}, line {number} is not a row of a scored run"):
-                (runs if is_run(row) else measured).append(_entry(file.stem, "" if is_run(row) else file.name, row))
+            entry = _entry(file, "" if is_run(row) else file.name, row, f"{file}, line {number} is damaged")
+            (runs if is_run(row) else others).append(entry)
     for file in sorted(folder.glob("*.json")):
-        measured += _benchmark(file)
-    runs.sort(key=lambda entry: [str(entry.file), *(_sortable(entry.get(c)) for c in ORDER)])
-    return runs + measured
-
-
-def is_run(row: dict[str, Any]) -> bool:
-    return "recipe" in row and "scores" in row
+        others += _benchmark(file)
+    runs.sort(key=lambda entry: [str(entry.file), *(_sort_key(entry.get(c)) for c in ORDER)])
+    return runs + others
 
 
 def _benchmark(file: Path) -> list[Entry]:
-    """A table's rows; of one without rows, its facts as a single one."""
-    with ledger.reading(f"{file} is not a table of results"):
+    """The rows of a benchmark's table; its other values as a single row if it has no rows."""
+    problem = f"{file} is not a table of results"
+    with ledger.reading(problem):
         table = ledger.parse_json(file.read_text(encoding="utf-8"))
-        facts = {name: value for name, value in table.items() if name != "rows"}
-        told = [str(facts["what"])] if "what" in facts else []
-        told += [str(facts["hardware"]["name"])] if "hardware" in facts else []
-        told += [f"revision {str(facts['revision'])[:7]}"] if "revision" in facts else []
-        title = f"{file.name}: {', '.join(told)}"
-        return [_entry(file.stem, title, row) for row in table.get("rows", [facts])]
+        _validate_benchmark(table)
+    about = {name: value for name, value in table.items() if name != "rows"}
+    parts = [str(about["what"])] if "what" in about else []
+    parts += [str(about["hardware"]["name"])] if "hardware" in about else []
+    parts += [f"revision {str(about['revision'])[:7]}"] if "revision" in about else []
+    title = f"{file.name}: {', '.join(parts)}"
+    return [_entry(file, title, row, problem) for row in table.get("rows", [about])]
 
 
-def _entry(file: str, title: str, row: dict[str, Any]) -> Entry:
-    values = {"file": file} | flatten(row)
+def _validate_benchmark(table: Any) -> None:
+    if not isinstance(table, dict):
+        raise TypeError("expected {…}")
+    hardware, rows = table.get("hardware", {"name": ""}), table.get("rows", [])
+    if not isinstance(hardware, dict) or "name" not in hardware:
+        raise TypeError("hardware has no name")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise TypeError("rows should be a list of {…}")
+
+
+def _entry(file: Path, title: str, row: dict[str, Any], problem: str) -> Entry:
+    with ledger.reading(problem):  # flatten refuses a value that is given both as a.b and as a: {b}
+        values = {"file": file.stem} | flatten(row)
     if is_run(row):
-        for part in ("recipe", "scores"):
-            if not isinstance(row[part], dict):
-                raise TypeError(f"its {part} is {row[part]!r}")
         revision = str(row["trained_at_revision"])
         values |= {"corpus": corpus(row), "revision": revision[:7] + ("+changes" if "+" in revision else "")}
-        values |= {name: values[place] for name, place in COLUMNS.items() if place in values}
-        values |= {name: row["scores"][name] for name in DIGITS if name in row["scores"]}  # {} has no place in values
-    for name, value in values.items():
-        if is_number(value):
-            float(value)  # an error for an integer too large for anything that we do with it
-        elif name in DIGITS and value is not None:
-            raise TypeError(f"its {name} is {value!r}, not a number")
-    return Entry(file, title, row, values)
+        values |= {name: values[path] for name, path in COLUMNS.items() if path in values}
+    return Entry(file.stem, title, row, values)
 
 
 def corpus(row: dict[str, Any]) -> str:
-    """What a run was trained and scored on: one name where its own train and test splits were used, else both."""
+    """What a run was trained and scored on: one name for the splits of one corpus, else both."""
     train = row["train_data"]["name"].removesuffix(":train")
     test = row["test_data"]["name"].removesuffix(":test")
     return test if train == test else f"{train}→{test}"
 
 
 def parse_condition(word: str) -> tuple[str, str]:
-    """NAME=VALUE, in two."""
+    """Split NAME=VALUE."""
     name, given, wanted = word.partition("=")
     if not given:
-        raise UserError(f"{word!r} is no condition; write NAME=VALUE, such as seed=0")
+        raise UserError(f"{word!r} is not a condition; write NAME=VALUE, for example seed=0")
     return name, wanted
 
 
 def select(entries: list[Entry], conditions: list[tuple[str, str]]) -> list[Entry]:
-    """The entries of which every condition, a name and the value wanted, holds."""
-    fitting = entries
+    """The entries that meet all conditions, each a name and a value."""
+    matching = entries
     for name, wanted in conditions:
         check_name(entries, name)
-        before, fitting = fitting, [entry for entry in fitting if _holds(entry.get(name, _ABSENT), wanted)]
-        if not fitting:
-            asked = " ".join(map("=".join, conditions))
-            raise UserError(f"none of the {len(entries)} rows fits {asked}; {_values(before, name)}")
-    return fitting
+        before, matching = matching, [entry for entry in matching if _matches(entry.get(name, _ABSENT), wanted)]
+        if not matching:
+            given = " ".join(map("=".join, conditions))
+            raise UserError(f"none of the {len(entries)} rows matches {given}; {_known_values(before, name)}")
+    return matching
 
 
-def _values(entries: list[Entry], name: str) -> str:
-    """What a name may be asked for, in a few words."""
-    found = {as_asked(value) for entry in entries if (value := entry.get(name, _ABSENT)) is not _ABSENT}
+def _known_values(entries: list[Entry], name: str) -> str:
+    """Some values that rows have under a name, for an error message."""
+    found = {as_condition_value(value) for entry in entries if (value := entry.get(name, _ABSENT)) is not _ABSENT}
     if not found:
-        return f"those that fit the rest have no {name}"
-    some = sorted(found, key=lambda text: (len(text), text))[:SOME]  # short ones first: numbers are in order then
-    some = [text if len(text) <= LONGEST else text[:LONGEST] + "…" for text in some]
-    return f"its {name} may be {', '.join(some)}{' and others' if len(found) > SOME else ''}"
+        return f"rows that match the other conditions have no {name}"
+    some = sorted(found, key=lambda text: (len(text), text))[:MAX_VALUES]  # by length, which orders numbers
+    some = [text if len(text) <= MAX_LENGTH else text[:MAX_LENGTH] + "…" for text in some]
+    return f"known values of {name}: {', '.join(some)}{', …' if len(found) > MAX_VALUES else ''}"
 
 
 def check_name(entries: list[Entry], name: str) -> None:
-    """A name that no row knows is a mistake."""
+    """A UserError if no row has a value of this name."""
     known = {*COLUMNS, *(n for entry in entries for n in entry.values)}
     if name not in known and f"recipe.{name}" not in known and f"scores.{name}" not in known:
         near = get_close_matches(name, known, n=1)
-        told = f"did you mean {near[0]}?" if near else f"known: file, {', '.join(COLUMNS)} and any place in a row"
-        raise UserError(f"no row has a {name!r}; {told}")
+        hint = f"did you mean {near[0]}?" if near else f"known: file, {', '.join(COLUMNS)} and any path in a row"
+        raise UserError(f"no row has a {name!r}; {hint}")
 
 
-def _holds(value: Any, wanted: str) -> bool:
-    """Numbers are compared as such unless a * stands in what is wanted; null is itself alone, not anything."""
+def _matches(value: Any, wanted: str) -> bool:
+    """Numbers are compared as numbers unless the value has a *; only null matches null."""
     if value is _ABSENT or value is None:
         return value is None and wanted == "null"
     if is_number(value) and "*" not in wanted:
@@ -149,11 +150,11 @@ def _holds(value: Any, wanted: str) -> bool:
             return float(wanted.replace(",", "")) == value
         except ValueError:
             return False
-    return fnmatchcase(as_asked(value), re.sub(r"[][?]", r"[\g<0>]", wanted))  # of its signs we have * alone
+    return fnmatchcase(as_condition_value(value), re.sub(r"[][?]", r"[\g<0>]", wanted))  # only * is a wildcard
 
 
-def as_asked(value: Any) -> str:
-    """As JSON writes it, texts without their quotes, 100.0 as 100."""
+def as_condition_value(value: Any) -> str:
+    """A value as it is written in a condition: JSON, but text without quotes, and 100.0 as 100."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False).removesuffix(".0")
 
 
@@ -161,6 +162,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _sortable(value: Any) -> tuple[int, Any]:
-    """What is missing, then numbers, then the rest."""
+def _sort_key(value: Any) -> tuple[int, Any]:
+    """Missing values first, then numbers, then the rest."""
     return (0, 0) if value is None else (1, value) if is_number(value) else (2, str(value))

@@ -1,8 +1,8 @@
-"""A cell: one run, trained and scored. Comparisons and sweeps are made of these.
+"""A cell of a sweep or a comparison: one run, trained and scored.
 
-A sweep starts each in a process of its own, `python -m logpast.sweeps.cell`, so that whatever one does to its
-process, a crash, a full GPU, a leak, harms no other. The job comes as a line of JSON on standard input, which then
-stays open: where it ends, the sweep has died, and the cell saves and ends too. The row goes to standard output as JSON.
+A sweep starts each cell in its own process, `python -m logpast.sweeps.cell`, so that a crash, a full GPU or a memory
+leak affects only that cell. The job is one line of JSON on standard input, which then stays open: when it closes, the
+sweep has died, and the cell saves a checkpoint and exits. The row is printed to standard output as JSON.
 """
 
 from __future__ import annotations
@@ -36,26 +36,29 @@ from logpast.training.loop import open_data, train
 from logpast.util.errors import UserError
 from logpast.util.files import try_lock
 
-ARITHMETIC: dict[str, Precision] = {"bf16-mixed": "bfloat16", "64-true": "float64"}
-PATIENCE = 60.0  # seconds that a process which was told to stop has for it; its successor waits longer
+SCORING_PRECISION: dict[str, Precision] = {"bf16-mixed": "bfloat16", "64-true": "float64"}
+GRACE_SECONDS = 60.0  # for a process to save and stop; a new process for the same cell waits longer
 
 
 def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> dict[str, Any]:
-    """Train, or go on, or find it done; score on the test text in the arithmetic of the training, which is how the
-    validation chose the checkpoint. Returns the ledger's row, with how many of each document's tokens the training
-    text never has, `state_bytes`, what must be kept of a stream to go on with it, `tokens_per_second` of the training,
-    and `peak_bytes`, the most memory that it took; None where a part of it was done before, by another process.
+    """Train a run, resume it or find it finished, and score it on the test text.
+
+    The scoring uses the precision of the training, in which validation chose the checkpoint.
+
+    Returns:
+        The ledger's row, with scores.by_document.unseen, `state_bytes`, `tokens_per_second` and `peak_bytes` (None for
+        a resumed run, whose first part was not measured).
     """
-    if begun := bool(sorted_checkpoints(config.run)):
+    if resumed := bool(sorted_checkpoints(config.run)):
         every = find_checkpoint(config.run, "latest").config.validate_every
-        if config.data.validation and every != config.validate_every:  # other weights might be the best
-            wrong = f"it was run with validate_every={every}, now it is {config.validate_every}"
-            raise UserError(f"cannot go on with {config.run}: {wrong}; change that back, or work in another folder")
-    _forget_peak()
+        if config.data.validation and every != config.validate_every:  # another checkpoint could be the best
+            changed = f"it was trained with validate_every={every}, now it is {config.validate_every}"
+            raise UserError(f"cannot resume {config.run}: {changed}; change it back, or use another folder")
+    _reset_peak_memory()
     train(config)
-    peak = None if begun else _peak_bytes()
+    peak = None if resumed else _peak_memory()
     size = batch_size or config.micro_batch_size or config.batch_size
-    precision = ARITHMETIC.get(config.precision, "float32")
+    precision = SCORING_PRECISION.get(config.precision, "float32")
     scores = evaluate(config.run, test, batch_size=size, device=config.accelerator, precision=precision)
     found = find_checkpoint(config.run)
     scored = open_tokens(test, found.load_tokenizer())
@@ -64,27 +67,27 @@ def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> d
         scores["by_document"]["unseen"] = unseen(trained_on, scored).tolist()
     entry = ledger.row(found, scored, scores)
     with torch.device("meta"):
-        state_bytes = build(found.config.model).eval().state_bytes  # as it was scored
+        state_bytes = build(found.config.model).eval().state_bytes
     speed = tokens_per_second(config.run)
     return entry | {"state_bytes": state_bytes, "tokens_per_second": speed, "peak_bytes": peak}
 
 
 def tokens_per_second(run: Path) -> float:
-    """Training tokens a second, the first report, in which all was built and compiled, left out."""
+    """Training speed, without the first record, which includes compilation."""
     speeds = [record["tokens_per_second"] for record in read_log(run) if "tokens_per_second" in record]
     return statistics.median(speeds[1:] or speeds)
 
 
 def free_memory() -> None:
-    """Of earlier runs in this process: each is a cycle of objects, which stays until it is collected."""
+    """Free what earlier runs in this process left: a run has reference cycles, which wait for garbage collection."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def _forget_peak() -> None:
-    """Begin to watch how much memory is used at most: a GPU's, or this process's (on Linux)."""
-    free_memory()  # what is left of an earlier run would be counted
+def _reset_peak_memory() -> None:
+    """Start measuring peak memory: the GPU's, or that of this process (on Linux)."""
+    free_memory()  # or an earlier run would count
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return
@@ -92,7 +95,7 @@ def _forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _peak_bytes() -> int | None:
+def _peak_memory() -> int | None:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     try:
@@ -103,10 +106,14 @@ def _peak_bytes() -> int | None:
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
-    """Do a job: {config, test, log, texts}. All that is printed goes to the log.
+    """Run a cell and write what it prints to its log.
 
-    `texts` has, of train_data, validation_data and test_data, the sha256 that another cell found, and that cell's name,
-    where one did: they must be the same here. Returns the row, with `seconds` it took.
+    Args:
+        job: config, test, log, and `texts`: for some of train_data, validation_data and test_data, the sha256 that
+            another cell found and the name of that cell. The texts must be the same here.
+
+    Returns:
+        The row, with `seconds`, the time that the cell took.
     """
     with _logging_to(Path(job["log"])):
         started = time.monotonic()
@@ -122,7 +129,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         except Exception:
             traceback.print_exc()
             raise
-        # a run that was resumed took longer than this last piece of it, and went on after its best weights
+        # with the time before a resumption; the latest checkpoint, because the best may be from before the end
         trained = find_checkpoint(config.run, "latest").state["seconds"]
         seconds = max(time.monotonic() - started, trained + entry["scores"]["seconds"])
         return entry | {"seconds": round(seconds, 3)}
@@ -138,27 +145,25 @@ def _check_texts(config: TrainConfig, test: str, known: dict[str, tuple[str, str
     for part, (sha256, other) in known.items():
         name, text = texts[part]
         if text and text.sha256 != sha256:
-            raise UserError(
-                f"{name} is another text than when {other} was finished; bring that back, or give another --out"
-            )
+            raise UserError(f"{name} has changed since {other} was finished; restore the text, or give another --out")
 
 
 @contextmanager
 def _logging_to(log: Path) -> Iterator[None]:
-    """Standard output and error into the log, at the level of file descriptors, for libraries' last words too.
+    """Redirect standard output and error to the log, as file descriptors, so that libraries are included.
 
-    The log is locked meanwhile: what a killed sweep has left running may still be about to end.
+    The log is locked meanwhile: a process that a killed sweep left behind may still be stopping.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as lock, log.open("ab") as file:  # two, for processes that we start get the second
-        end = time.monotonic() + 2 * PATIENCE
+    with log.open("ab") as lock, log.open("ab") as file:  # two, because subprocesses inherit the second
+        end = time.monotonic() + 2 * GRACE_SECONDS
         while not try_lock(lock):
             if time.monotonic() > end:
-                problem = f"another process is at work on this cell ({log} is locked); end it first"
-                os.write(lock.fileno(), f"logpast: {problem}\n".encode())  # nobody hears us yet but the log
+                problem = f"another process is running this cell ({log} is locked); stop it first"
+                os.write(lock.fileno(), f"logpast: {problem}\n".encode())  # standard error is not redirected yet
                 raise UserError(problem)
             time.sleep(0.1)
-        kept = os.dup(1), os.dup(2)
+        saved = os.dup(1), os.dup(2)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         try:
@@ -166,17 +171,17 @@ def _logging_to(log: Path) -> Iterator[None]:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            for number, handle in enumerate(kept, start=1):
+            for number, handle in enumerate(saved, start=1):
                 os.dup2(handle, number)
                 os.close(handle)
 
 
 def _end_with_parent() -> None:
-    """Standard input ends when whoever started us does, however that came about: save what there is, and stop."""
-    while os.read(0, 1024):  # sys.stdin cannot be left half read by a thread when Python ends
+    """Wait until standard input closes, which happens however the parent ends; then save and stop."""
+    while os.read(0, 1024):  # Python could not exit while a thread reads sys.stdin
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(PATIENCE)
+    time.sleep(GRACE_SECONDS)
     os._exit(1)
 
 
@@ -186,7 +191,7 @@ def main() -> None:
     try:
         entry = work(job)
     except (Exception, KeyboardInterrupt):
-        sys.exit(1)  # the log has told why
+        sys.exit(1)  # the log says why
     print(json.dumps(entry), flush=True)
 
 

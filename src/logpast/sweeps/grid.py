@@ -1,4 +1,4 @@
-"""A sweep's page -> its cells: grids over any fields of a recipe, united."""
+"""From the YAML file of a sweep to its cells: grids over any fields of a recipe."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from typing import Any
 
 from logpast.data import is_store
 from logpast.data.prepare import TO_TRAIN
-from logpast.ledger import row as ledger
+from logpast.ledger.row import hash_recipe
 from logpast.training.config import TrainConfig, recorded_settings
 from logpast.training.recipes import config_from_recipe, read_recipe, read_yaml, validate_recipe
 from logpast.util.errors import UserError, suggest
 from logpast.util.serialization import flatten
 
-FINEST = 0.0001  # part of a core or a GPU that Ray can deal out
-OURS = ("run", "resume", "devices")  # not for a page to set: a cell has its own folder, resumes, and has one device
-LONGEST = 200  # bytes of a cell's name: file systems take 255, and names of logs and unfinished folders are longer
+FINEST = 0.0001  # smallest fraction of a core or a GPU that Ray can assign
+RESERVED = ("run", "resume", "devices")  # set by the sweep: each cell has its own folder, resumes, and has one device
+MAX_NAME = 200  # bytes of a cell's name: file systems allow 255, and names of logs and temporary folders are longer
 
 
 @dataclass(frozen=True)
-class Page:
-    """What is swept over: the keys of a page for `logpast sweep`."""
+class SweepConfig:
+    """The keys of a YAML file for `logpast sweep`."""
 
     grids: list[dict[str, Any]]
-    """each maps a field of the recipe to its values, or a name to variants that set several fields; the cells of a
-    grid are all combinations, and the cells of all grids are united"""
+    """each maps a field of the recipe to its values, or a name to variants that set several fields; a grid has all
+    combinations as cells, and a sweep the cells of all its grids, each once"""
     recipe: str | dict[str, Any] | None = None
-    """a recipe for `train`: a file beside the page, or its keys"""
+    """a recipe for `train`: a file next to this one, or its keys"""
     test: str | None = None
-    """the text to score on"""
+    """text to score on"""
     set: dict[str, Any] = field(default_factory=dict)
-    """fields of the recipe that all cells change"""
+    """fields of the recipe to change in all cells"""
     cpus: float = 1
-    """with Ray: cores of a cell"""
+    """with Ray: cores per cell"""
     gpus: float | None = None
-    """with Ray: GPUs of a cell, 0.5 for two cells on each; by default 1 where the cluster has any"""
+    """with Ray: GPUs per cell, 0.5 for two cells on one; by default 1 if the cluster has any"""
 
     @property
     def combinations(self) -> int:
-        """How many points the grids have, those that are the same cell counted each."""
+        """Number of points of all grids, including those that are the same cell."""
         return sum(math.prod(map(len, grid.values())) for grid in self.grids)
 
 
@@ -59,23 +59,24 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Equal where the same would be learned and scored."""
-        return ledger.hash_recipe([recorded_settings(self.config), self.test])
+        """A hash of what decides the result."""
+        return hash_recipe([recorded_settings(self.config), self.test])
 
     @property
     def texts(self) -> dict[str, tuple[str | None, ...]]:
-        """By their names in a row: equal where the same name and tokenizer should mean the same tokens."""
+        """Field of the row -> what determines the text: equal values should mean equal tokens."""
         data = self.config.data
-        own = is_store(data.train) or TO_TRAIN.fullmatch(data.tokenizer or "")  # a tokenizer of the training text
+        own = is_store(data.train) or TO_TRAIN.fullmatch(data.tokenizer or "")  # tokenizer made from the training text
         names = {"train_data": data.train, "validation_data": data.validation, "test_data": self.test}
         return {part: (name, data.tokenizer, data.train if own else None) for part, name in names.items()}
 
 
-def read_page(path: Path) -> Page:
+def read_config(path: Path) -> SweepConfig:
+    """Read and validate the YAML file of a sweep."""
     values = read_yaml(path)
-    known = [f.name for f in fields(Page)]
+    known = [f.name for f in fields(SweepConfig)]
     if not isinstance(values, dict) or not isinstance(values.get("grids"), list) or not values["grids"]:
-        raise UserError(f"{path} is not a sweep: it needs grids, a list; see sweep-toy")
+        raise UserError(f"{path} is not a sweep: it needs a list of grids, as in the recipe sweep-toy")
     for name in values:
         if name not in known:
             raise UserError(f"{path}: unknown key {name!r}; {suggest(str(name), known)}")
@@ -88,39 +89,45 @@ def read_page(path: Path) -> Page:
     ):
         if name in values and (not isinstance(values[name], kinds) or isinstance(values[name], bool)):
             raise UserError(f"{path}: {name} cannot be {values[name]!r}")
-    plan = Page(**values)
-    if not FINEST <= plan.cpus < math.inf:
-        raise UserError(f"{path}: cpus must be at least {FINEST}, got {plan.cpus}")
-    gpus = plan.gpus or 0
+    config = SweepConfig(**values)
+    if not FINEST <= config.cpus < math.inf:
+        raise UserError(f"{path}: cpus must be at least {FINEST}, got {config.cpus}")
+    gpus = config.gpus or 0
     if not 0 <= gpus < math.inf or 0 < gpus < FINEST or (gpus > 1 and gpus % 1):
-        raise UserError(f"{path}: gpus must be 0, from {FINEST} to 1, or a whole number, got {plan.gpus}")
-    return plan
+        raise UserError(f"{path}: gpus must be 0, from {FINEST} to 1, or a whole number, got {config.gpus}")
+    return config
 
 
-def cells_of(plan: Page, page: Path, out: Path) -> list[Cell]:
-    """All cells in the grids' order, each once; the first grid that has a cell names it."""
-    found, named = dict[str, Cell](), dict[str, Cell]()
+def cells_of(config: SweepConfig, file: Path, out: Path) -> list[Cell]:
+    """All cells in the order of the grids, each once, named by the first grid that has it.
+
+    Args:
+        config: the sweep.
+        file: its file: recipes are found next to it, and errors name it.
+        out: folder of the sweep.
+    """
+    by_key, by_name = dict[str, Cell](), dict[str, Cell]()
     recipes: dict[str, dict[str, Any]] = {}
-    for grid in plan.grids:
+    for grid in config.grids:
         if not isinstance(grid, dict) or not grid:
-            raise UserError(f"{page}: a grid should map fields to their values, not be {grid!r}")
-        axes = [_choices(axis, values, page) for axis, values in grid.items()]
-        points = [(picked, _cell(plan, picked, page, out, recipes)) for picked in product(*axes)]
-        for place, choices in enumerate(axes):
-            if any(choice.settings != choices[0].settings for choice in choices) and _is_idle(place, points):
-                raise UserError(f"{page}: {choices[0].axis} makes no cell another one; take it out, or put it into set")
+            raise UserError(f"{file}: a grid must map fields to their values, got {grid!r}")
+        axes = [_choices(axis, values, file) for axis, values in grid.items()]
+        points = [(picked, _cell(config, picked, file, out, recipes)) for picked in product(*axes)]
+        for index, choices in enumerate(axes):
+            if any(choice.settings != choices[0].settings for choice in choices) and _has_no_effect(index, points):
+                raise UserError(f"{file}: {choices[0].axis} changes no cell; remove it, or move it to set")
         for _, cell in points:
-            if cell.key in found:
+            if cell.key in by_key:
                 continue
-            if cell.name in named:
-                raise UserError(f"{page}: two different cells would be called {cell.name}; give variants other names")
-            found[cell.key] = named[cell.name] = cell
-    return list(found.values())
+            if cell.name in by_name:
+                raise UserError(f"{file}: two different cells are called {cell.name}; rename the variants")
+            by_key[cell.key] = by_name[cell.name] = cell
+    return list(by_key.values())
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A value of an axis: what it is called, and the settings that it means."""
+    """One value of an axis, and the settings that it stands for."""
 
     axis: str
     value: Any
@@ -128,73 +135,76 @@ class Choice:
     settings: dict[str, Any]
 
 
-def _is_idle(place: int, points: list[tuple[tuple[Choice, ...], Cell]]) -> bool:
-    """Whether the same is learned and scored whatever is chosen on this axis of a grid."""
+def _has_no_effect(index: int, points: list[tuple[tuple[Choice, ...], Cell]]) -> bool:
+    """Whether all choices on this axis of a grid give the same cell."""
     keys = defaultdict[tuple[str, ...], set[str]](set)
     for picked, cell in points:
-        others = tuple(choice.label for choice in (*picked[:place], *picked[place + 1 :]))
+        others = tuple(choice.label for choice in (*picked[:index], *picked[index + 1 :]))
         keys[others].add(cell.key)
     return all(len(same) == 1 for same in keys.values())
 
 
-def _choices(axis: Any, values: Any, page: Path) -> list[Choice]:
+def _choices(axis: Any, values: Any, file: Path) -> list[Choice]:
     if not isinstance(axis, str):
-        raise UserError(f"{page}: a grid's keys should be fields such as model.slots, or names, not {axis!r}")
+        raise UserError(f"{file}: keys of a grid must be fields such as model.slots, or names, got {axis!r}")
     if isinstance(values, dict) and values and all(isinstance(value, dict) for value in values.values()):
-        return [Choice(axis, name, str(name), _settings(variant, page)) for name, variant in values.items()]
+        return [Choice(axis, name, str(name), _settings(variant, file)) for name, variant in values.items()]
     if isinstance(values, list) and values and not any(isinstance(value, dict | list) for value in values):
         short = axis.rpartition(".")[2]
         return [Choice(axis, value, f"{short}{value}", {axis: value}) for value in values]
-    raise UserError(f"{page}: {axis} should have a list of values, or named variants that each set some fields")
+    raise UserError(f"{file}: {axis} needs a list of values, or named variants that each set some fields")
 
 
 def _cell(
-    plan: Page, picked: tuple[Choice, ...], page: Path, out: Path, recipes: dict[str, dict[str, Any]]
+    config: SweepConfig, picked: tuple[Choice, ...], file: Path, out: Path, recipes: dict[str, dict[str, Any]]
 ) -> Cell:  # fmt: skip
     chosen: dict[str, Any] = {}
     for choice in picked:
         if twice := sorted(set(choice.settings) & set(chosen)):
-            raise UserError(f"{page}: {twice[0]} is set by {choice.axis} and by another part of the same grid")
+            raise UserError(f"{file}: {twice[0]} is set by {choice.axis} and by another axis of its grid; remove one")
         chosen |= choice.settings
-    settings = {"recipe": plan.recipe, "test": plan.test} | _settings(plan.set, page) | chosen
-    if ours := sorted(set(OURS) & set(settings)):
-        raise UserError(f"{page}: {ours[0]} is the sweep's to set; take it out")
+    settings = {"recipe": config.recipe, "test": config.test} | _settings(config.set, file) | chosen
+    if reserved := sorted(set(RESERVED) & set(settings)):
+        raise UserError(f"{file}: {reserved[0]} is set by the sweep; remove it")
     base, test = settings.pop("recipe"), settings.pop("test")
     if base is None or test is None:
-        raise UserError(f"{page}: a cell lacks its {'recipe' if base is None else 'test text'}; set it in the page")
+        raise UserError(f"{file}: a cell has no {'recipe' if base is None else 'test'}; add it")
     if not isinstance(test, str):
-        raise UserError(f"{page}: test cannot be {test!r}; name a text")
+        raise UserError(f"{file}: test cannot be {test!r}; give the name of a text")
     if isinstance(base, str):
         if base not in recipes:
-            recipes[base] = read_recipe(page.parent / base)
+            recipes[base] = read_recipe(file.parent / base)
         base = recipes[base]
-    values = validate_recipe(_with(validate_recipe(deepcopy(base), page), settings, page), page)
+    values = validate_recipe(_apply(validate_recipe(deepcopy(base), file), settings, file), file)
     labels = [choice.label for choice in picked if choice.axis != "seed"]
     name = re.sub(r"[^\w.+-]+", "_", "-".join([*labels, f"seed{values.get('seed', 0)}"]))
-    if len(name.encode()) > LONGEST:
-        raise UserError(f"{page}: {name[:40]}… is too long for the name of a cell; name variants in fewer letters")
+    if len(name.encode()) > MAX_NAME:
+        raise UserError(f"{file}: the cell name {name[:40]}… is too long; give variants shorter names")
     try:
-        config = config_from_recipe(values | {"run": str(out / "runs" / name), "resume": "auto", "devices": 1}, page)
+        own = {"run": str(out / "runs" / name), "resume": "auto", "devices": 1}
+        train_config = config_from_recipe(values | own, file)
     except UserError as error:
         raise UserError(f"{error} (cell {name})") from None
-    return Cell(name, {choice.axis: choice.value for choice in picked}, config, test)
+    return Cell(name, {choice.axis: choice.value for choice in picked}, train_config, test)
 
 
-def _settings(values: dict[str, Any], page: Path) -> dict[str, Any]:
-    with ledger.reading(f"{page} is not a sweep", "take one of the two out"):
+def _settings(values: dict[str, Any], file: Path) -> dict[str, Any]:
+    try:
         return flatten(values)
+    except ValueError as error:
+        raise UserError(f"{file}: {error}; remove one of the two") from None
 
 
-def _with(values: dict[str, Any], settings: dict[str, Any], page: Path) -> dict[str, Any]:
-    """A recipe with some fields, named like model.slots, changed."""
+def _apply(recipe: dict[str, Any], settings: dict[str, Any], file: Path) -> dict[str, Any]:
+    """A recipe with some fields, named like model.slots, changed in place."""
     for key, value in settings.items():
-        if value is None and isinstance(values.get(key), dict):
-            raise UserError(f"{page}: {key} has nothing under it; name its settings, or take it out")
-        *rooms, last = key.split(".")
-        place = values
-        for room in rooms:
-            place = place.setdefault(room, {})
-            if not isinstance(place, dict):
-                raise UserError(f"{page}: unknown key {key!r}; {room} is no group of settings")
-        place[last] = value
-    return values
+        if value is None and isinstance(recipe.get(key), dict):
+            raise UserError(f"{file}: {key} is empty; give it some settings, or remove it")
+        *parents, last = key.split(".")
+        section = recipe
+        for parent in parents:
+            section = section.setdefault(parent, {})
+            if not isinstance(section, dict):
+                raise UserError(f"{file}: unknown key {key!r}; {parent} is not a section")
+        section[last] = value
+    return recipe

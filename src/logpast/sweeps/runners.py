@@ -1,4 +1,4 @@
-"""Where a sweep's cells are worked on: in processes of this machine, or on a Ray cluster. Both give futures of rows."""
+"""Where cells run: in processes on this machine, or on a Ray cluster. Both return futures of rows."""
 
 from __future__ import annotations
 
@@ -19,77 +19,77 @@ import torch
 from logpast.sweeps.cell import work
 from logpast.util.errors import UserError
 
-Job = dict[str, Any]  # what cell.work takes
+Job = dict[str, Any]  # argument of cell.work
 Row = dict[str, Any]
-COMMAND = [sys.executable, "-m", "logpast.sweeps.cell"]  # a cell's own process
-ANSWER = 5.0  # seconds that a Ray cluster has to answer
-RETRIES = 3  # how often Ray starts a cell again whose process or machine was lost; it goes on from its checkpoint
+COMMAND = [sys.executable, "-m", "logpast.sweeps.cell"]  # process of a cell
+CONNECT_SECONDS = 5.0  # timeout for a Ray cluster
+RETRIES = 3  # restarts by Ray of a cell whose process or machine was lost; it resumes from its checkpoint
 
 
 class Runner(Protocol):
-    """What a sweep asks of the place where its cells run."""
+    """Runs cells for a sweep."""
 
     @property
-    def width(self) -> int:
-        """How many cells may be started at a time."""
+    def max_started(self) -> int:
+        """How many cells may be started at a time, including queued ones."""
 
     @property
-    def places(self) -> int:
-        """How many of them are worked on at a time; others wait."""
+    def parallel(self) -> int:
+        """How many cells run at a time."""
 
     def start(self, job: Job) -> Future[Row]: ...
 
     def stop(self) -> None:
-        """Tell all cells under way to save and stop."""
+        """Ask all running cells to save and stop."""
 
     def close(self) -> None:
-        """End what still runs."""
+        """Kill what still runs."""
 
     def reason(self, error: BaseException) -> str:
-        """Why a cell failed, in a line."""
+        """Why a cell failed, in one line."""
 
 
 class Processes:
-    """A process for each cell, on a GPU of its own where there are any, or on a fair share of the cores."""
+    """One process per cell, each with one GPU if there are any, or with an equal share of the cores."""
 
     def __init__(self, jobs: int | None) -> None:
         gpus = _visible_gpus()
-        self.width = self.places = jobs or max(1, len(gpus))
-        self.free = [_surroundings(gpus, place, self.width) for place in range(self.width)]
-        self.threads = ThreadPoolExecutor(self.width)
+        self.max_started = self.parallel = jobs or max(1, len(gpus))
+        self.free = [_environment(gpus, number, self.parallel) for number in range(self.parallel)]
+        self.threads = ThreadPoolExecutor(self.parallel)
         self.running: set[subprocess.Popen[bytes]] = set()
 
     def start(self, job: Job) -> Future[Row]:
-        place, log = self.free.pop(0), Path(job["log"])
+        environment, log = self.free.pop(0), Path(job["log"])
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as errors:
             process = subprocess.Popen(
-                COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=os.environ | place,
-                start_new_session=True,  # Ctrl-C is for us: we tell the cells
+                COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=os.environ | environment,
+                start_new_session=True,  # Ctrl-C reaches only the sweep, which then stops the cells
             )  # fmt: skip
         self.running.add(process)
-        return self.threads.submit(self._see_through, process, job, place)
+        return self.threads.submit(self._wait, process, job, environment)
 
-    def _see_through(self, process: subprocess.Popen[bytes], job: Job, place: dict[str, str]) -> Row:
+    def _wait(self, process: subprocess.Popen[bytes], job: Job, environment: dict[str, str]) -> Row:
         assert process.stdin
         assert process.stdout
-        with process:  # its standard input stays open until it ends: that is how it knows that we live
+        with process:  # its standard input stays open until it ends: if it closes earlier, the sweep has died
             with suppress(BrokenPipeError):
                 process.stdin.write(json.dumps(job).encode() + b"\n")
                 process.stdin.flush()
-            told = process.stdout.read()
+            output = process.stdout.read()
             code = process.wait()
-            with suppress(BrokenPipeError):  # what it ended too soon to read would be written again
+            with suppress(BrokenPipeError):  # close would write again what the process did not read
                 process.stdin.close()
         self.running.discard(process)
-        self.free.append(place)
+        self.free.append(environment)
         if code == 0:
-            row: Row = json.loads(told)
+            row: Row = json.loads(output)
             return row
         if code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-            raise RuntimeError(f"its process was ended by {signal.Signals(-code).name}{hint}")
-        raise RuntimeError(_last_line(Path(job["log"])) or f"its process ended with code {code}")
+            raise RuntimeError(f"its process was killed by {signal.Signals(-code).name}{hint}")
+        raise RuntimeError(_last_line(Path(job["log"])) or f"its process exited with code {code}")
 
     def stop(self) -> None:
         for process in list(self.running):
@@ -106,18 +106,18 @@ class Processes:
 
 
 def _visible_gpus() -> list[str]:
-    """As CUDA_VISIBLE_DEVICES names them."""
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = told.split(",") if told else [str(number) for number in range(torch.cuda.device_count())]
+    """By their names in CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
     return names[: torch.cuda.device_count()]
 
 
-def _surroundings(gpus: list[str], place: int, width: int) -> dict[str, str]:
-    """The environment of the cells in one of `width` places."""
+def _environment(gpus: list[str], number: int, parallel: int) -> dict[str, str]:
+    """Variables for one of `parallel` processes: its GPU, or its share of the cores."""
     if gpus:
-        return {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]}
-    threads = max(1, (os.cpu_count() or 1) // width)
-    return {} if width == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}
+        return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
+    threads = max(1, (os.cpu_count() or 1) // parallel)
+    return {} if parallel == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}
 
 
 def _last_line(log: Path) -> str:
@@ -126,57 +126,57 @@ def _last_line(log: Path) -> str:
 
 
 class Cluster:
-    """Ray: it finds each cell a place, and starts a cell whose process or machine is lost again, elsewhere."""
+    """A Ray cluster: Ray decides where each cell runs, and restarts cells whose process or machine is lost."""
 
     def __init__(self, address: str, cpus: float, gpus: float | None) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody asked for reports about this machine
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # do not send reports about this machine
         try:
             import ray
         except ImportError:
             raise UserError("Ray is not installed: `pip install 'logpast[ray]'`, or leave out --address") from None
         self.ray = ray
-        here: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
         try:
-            _knock(address)
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **here)
+            _check_reachable(address)
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
         except (OSError, RuntimeError, ValueError) as error:
             problem = " ".join(str(error).split())[:200]
             raise UserError(f"no Ray cluster at {address!r} ({problem}); --address local starts one here") from None
-        there = ray.cluster_resources()
-        self.cpus, self.gpus = cpus, gpus if gpus is not None else float(there.get("GPU", 0) > 0)
+        resources = ray.cluster_resources()
+        self.cpus, self.gpus = cpus, gpus if gpus is not None else float(resources.get("GPU", 0) > 0)
         if not any(self._fits(node["Resources"]) for node in ray.nodes() if node["Alive"]):
-            self._tell_of_no_room(address)
-        self.task = ray.remote(_work_elsewhere).options(
+            self._report_no_room(address)
+        self.task = ray.remote(_work_in).options(
             num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES, scheduling_strategy="SPREAD"
         )
         self.running: dict[Future[Row], Any] = {}
 
-    def _fits(self, there: dict[str, float]) -> bool:
-        return there.get("CPU", 0) >= self.cpus and there.get("GPU", 0) >= self.gpus
+    def _fits(self, resources: dict[str, float]) -> bool:
+        return resources.get("CPU", 0) >= self.cpus and resources.get("GPU", 0) >= self.gpus
 
-    def _tell_of_no_room(self, address: str) -> None:
-        """Ray would wait without a word: for ever on this machine, elsewhere until the cluster grows."""
-        wanted = f"cpus: {self.cpus:g} and gpus: {self.gpus:g}, as the page wants for a cell"
+    def _report_no_room(self, address: str) -> None:
+        """Ray would wait silently: forever on this machine, elsewhere until the cluster grows."""
+        wanted = f"a cell with cpus: {self.cpus:g} and gpus: {self.gpus:g}"
         if address == "local":
             self.close()
-            raise UserError(f"this machine has no room for {wanted}; set them lower")
-        print(f"no machine of the cluster has room for {wanted}: waiting for one", file=sys.stderr)
+            raise UserError(f"this machine has no room for {wanted}; lower them in the sweep's YAML file")
+        print(f"no machine of the cluster has room for {wanted}; waiting for one", file=sys.stderr)
 
     @property
-    def width(self) -> int:
-        """As many as there are places for, and one to wait, for clusters that grow on demand."""
-        return 1 + self.places
+    def max_started(self) -> int:
+        """One more than can run, so that clusters that grow on demand do so."""
+        return 1 + self.parallel
 
     @property
-    def places(self) -> int:
-        """How many fit into the cluster as it now is."""
-        there = self.ray.cluster_resources()
-        fits = [there.get(kind, 0) / each for kind, each in (("CPU", self.cpus), ("GPU", self.gpus)) if each]
+    def parallel(self) -> int:
+        """How many fit into the cluster at present."""
+        resources = self.ray.cluster_resources()
+        fits = [resources.get(kind, 0) / each for kind, each in (("CPU", self.cpus), ("GPU", self.gpus)) if each]
         return max(1, int(min(fits, default=1)))
 
     def start(self, job: Job) -> Future[Row]:
         environment = {name: value for name, value in os.environ.items() if name.startswith("LOGPAST_")}
-        reference = self.task.remote(job, os.getcwd(), environment)
+        reference = self.task.remote(os.getcwd(), job, environment)
         future: Future[Row] = reference.future()
         self.running[future] = reference
         return future
@@ -195,22 +195,24 @@ class Cluster:
         return text if isinstance(cause, UserError) else f"{type(cause).__name__}: {text}"
 
 
-def _knock(address: str) -> None:
-    """An error at once if nobody answers at an address: Ray itself would try for minutes."""
-    from ray._private.services import canonicalize_bootstrap_address
+def _check_reachable(address: str) -> None:
+    """Fail at once if nothing answers at an address: Ray itself would try for minutes."""
+    from ray.util import get_node_ip_address
 
-    if not address:
-        raise ValueError("it is empty; give auto, local or HOST:PORT")
-    # what auto stands for, and the name by which Ray calls this machine, only Ray knows
-    found = canonicalize_bootstrap_address(address)
-    if found is None:  # there is none yet
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or "auto"
+    if address in ("auto", "local"):  # Ray looks for a cluster on this machine, or starts one
         return
-    host, _, port = found.removeprefix("ray://").rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host:
+        raise ValueError("expected auto, local or HOST:PORT")
+    if host in ("localhost", "127.0.0.1", "[::1]"):
+        host = get_node_ip_address()  # the address by which Ray knows this machine
+    socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 
-def _work_elsewhere(job: Job, folder: str, environment: dict[str, str]) -> Row:
-    """The same work on another machine, which has the same folders but was started from another one of them."""
+def _work_in(folder: str, job: Job, environment: dict[str, str]) -> Row:
+    """`work` on another machine, in the folder and with the variables of the sweep."""
     os.chdir(folder)
     os.environ.update(environment)
     return work(job)

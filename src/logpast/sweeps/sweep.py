@@ -1,13 +1,13 @@
-"""Sweeps: a grid over any fields of a recipe, each cell trained and scored, none twice, whatever happens between.
+"""`logpast sweep`: train and score every cell of a grid over any fields of a recipe; resume what was interrupted.
 
     logpast sweep sweep-toy
 
-    OUT/ledger.jsonl     a row a finished cell (`sweep` in it names cell and choices): what stands here is finished
-    OUT/runs/CELL/       its run, from whose last checkpoint a cell goes on that was interrupted; of one that is
-                         finished, weights are kept and optimizer states are not
-    OUT/logs/CELL.log    what it printed
+    OUT/ledger.jsonl     one row per finished cell; its field `sweep` names the cell and its choices
+    OUT/runs/CELL/       the run, from whose last checkpoint an interrupted cell resumes; a finished one keeps its model
+                         but not its optimizer state
+    OUT/logs/CELL.log    what the cell printed
 
-Only the sweep itself writes rows, and only one sweep may work in a folder, so no cell can be lost or doubled.
+Only the sweep writes rows, and only one sweep may run in a folder, so no cell is lost or counted twice.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 from logpast.data import open_tokens
 from logpast.ledger import row as ledger
 from logpast.reporting.tables import Table, as_text
-from logpast.sweeps.cell import PATIENCE
-from logpast.sweeps.grid import Cell, cells_of, read_page
+from logpast.sweeps.cell import GRACE_SECONDS
+from logpast.sweeps.grid import Cell, cells_of, read_config
 from logpast.sweeps.runners import Cluster, Processes, Row, Runner
 from logpast.training.checkpoint import drop_optimizer_state, sorted_checkpoints, step_of
 from logpast.training.log import last_record
@@ -44,24 +44,25 @@ def sweep(
     minutes: float | None = None,
     dry_run: bool = False,
 ) -> list[dict[str, Any]]:
-    """Train and score every cell of a grid; go on where a sweep was interrupted.
+    """Train and score every cell of a grid, or resume an interrupted sweep.
 
     Examples:
         logpast sweep sweep-toy
-        logpast sweep sweep-paper --dry_run              # which cells, and which of them are finished
-        logpast sweep sweep-small --minutes 28           # the same again goes on
+        logpast sweep sweep-paper --dry_run              # list the cells, and which of them are finished
+        logpast sweep sweep-small --minutes 28           # run it again to resume
         logpast sweep sweep-paper --address auto         # on the Ray cluster that this machine is part of
 
     Args:
-        page: a page that names a recipe, grids over its fields and the text to score on; see sweep-toy.
-        out: folder for ledger.jsonl, runs and logs; by default runs/ and the page's name. What is finished there is
-            not done again. On a cluster, all machines must see it under this name.
-        jobs: cells at a time on this machine; by default one on each GPU, or one on the CPU. CUDA_VISIBLE_DEVICES
+        page: YAML file that names a recipe, grids over its fields and the text to score on, or a shipped one such as
+            sweep-toy.
+        out: folder for ledger.jsonl, runs and logs; by default runs/ and the name of the YAML file. What is finished
+            there is not done again. On a cluster, all machines must see it under this path.
+        jobs: cells that run at a time on this machine; by default one per GPU, or one on the CPU. CUDA_VISIBLE_DEVICES
             chooses GPUs.
-        address: run the cells through Ray, which then decides where and how many at a time: auto or HOST:PORT for the
-            cluster that this machine is part of (`ray start`), local to start one here for this sweep alone.
-        minutes: stop after so long. Cells then under way save, to be gone on with; none is begun that would not end
-            in time, to go by the longest so far.
+        address: run the cells with Ray, which then decides where and how many at a time: auto or HOST:PORT for the
+            cluster that this machine is part of (`ray start`), local to start one here for this sweep.
+        minutes: stop after this time. Running cells then save, to be resumed later; a cell is not started if it would
+            not finish in time, judging by the longest one so far.
         dry_run: only list the cells.
 
     Returns:
@@ -71,54 +72,45 @@ def sweep(
         if value is not None and not value > 0:
             raise UserError(f"{name} must be above 0, got {value}")
     if jobs and address is not None:
-        raise UserError("--jobs is for cells without Ray; with --address, set cpus and gpus of a cell in the page")
+        raise UserError("--jobs is for sweeps without Ray; with --address, set cpus and gpus in the YAML file")
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    page = find_recipe(page)
-    out = (out or Path("runs") / page.stem).absolute()
-    plan = read_page(page)
-    cells = cells_of(plan, page, out)
+    file = find_recipe(page)
+    out = (out or Path("runs") / file.stem).absolute()
+    config = read_config(file)
+    cells = cells_of(config, file, out)
     done = _finished(cells, out)
     if dry_run:
-        _list(cells, done, plan.combinations - len(cells))
+        _print_cells(cells, done, config.combinations - len(cells))
         return list(done.values())
     ensure_writable(out / "ledger.jsonl")
     with exclusive_lock(out):
-        done = _finished(cells, out)  # once more, now that nobody else can be at it
+        done = _finished(cells, out)  # again, now that no other sweep can write here
         left = [cell for cell in cells if cell.key not in done]
         failed: dict[str, str] = {}
         if left:
             if address is None:
                 _prepare_texts(left)
-            runner: Runner = Processes(jobs) if address is None else Cluster(address, plan.cpus, plan.gpus)
+            runner: Runner = Processes(jobs) if address is None else Cluster(address, config.cpus, config.gpus)
             failed = _Sweep(cells, done, out, runner, deadline).run()
-        _texts_of(cells, done, out)  # they were of different pages, or ran at once
-    _tell(cells, done, failed, out)
+        _known_texts(cells, done, out)  # cells of different sweeps, or that ran at the same time, may disagree
+    _print_summary(cells, done, failed, out)
     return [done[cell.key] for cell in cells if cell.key in done]
 
 
 def _finished(cells: list[Cell], out: Path) -> dict[str, Row]:
-    """The row of each cell that has one, by the cell's key."""
-    place, found, made = out / "ledger.jsonl", dict[str, Row](), dict[str, str]()
-    keys = {cell.key for cell in cells}
-    for number, row in enumerate(ledger.read(place) if place.exists() else [], 1):
-        if "sweep" not in row:
-            raise UserError(f"{place} has rows that are no sweep's; give another --out")
-        if not _is_whole(row):
-            raise UserError(
-                f"{place}: row {number} lacks a part of what a sweep writes; remove it, or give another --out"
-            )
-        name, key = row["sweep"]["cell"], row["sweep"]["key"]
-        made[name] = key
-        if key in keys:
-            found[key] = row
+    """Rows of finished cells, by the cell's key."""
+    file = out / "ledger.jsonl"
+    rows = ledger.read(file, "sweep", "seconds") if file.exists() else []
+    keys, names = {cell.key for cell in cells}, {row["sweep"]["cell"]: row["sweep"]["key"] for row in rows}
+    found = {row["sweep"]["key"]: row for row in rows if row["sweep"]["key"] in keys}
     for cell in cells:
-        if cell.key not in found and cell.name in made:  # where it would go on is another's
-            raise UserError(f"{place} has a cell {cell.name} that was made by other settings; give another --out")
+        if cell.key not in found and cell.name in names:  # its run folder belongs to the other cell
+            raise UserError(f"{file} has a cell {cell.name} with other settings; give another --out")
     return found
 
 
-def _texts_of(cells: list[Cell], done: dict[str, Row], out: Path) -> dict[tuple[str | None, ...], tuple[str, str]]:
-    """What finished cells found under the names of their texts: the sha256 of each, and whose it is."""
+def _known_texts(cells: list[Cell], done: dict[str, Row], out: Path) -> dict[tuple[str | None, ...], tuple[str, str]]:
+    """Text -> the sha256 that finished cells found, and the name of the first of them."""
     known: dict[tuple[str | None, ...], tuple[str, str]] = {}
     for cell in cells:
         row = done.get(cell.key, {})
@@ -127,37 +119,21 @@ def _texts_of(cells: list[Cell], done: dict[str, Row], out: Path) -> dict[tuple[
                 sha256, other = known.setdefault(text, (row[part]["sha256"], cell.name))
                 if sha256 != row[part]["sha256"]:
                     raise UserError(
-                        f"{out / 'ledger.jsonl'}: {text[0]} was another text for {cell.name} than for {other}; remove "
-                        "the row and the run of one of them, or give another --out"
+                        f"{out / 'ledger.jsonl'}: {text[0]} was a different text for {cell.name} than for {other}; "
+                        "remove the row and the run of one of them, or give another --out"
                     )
     return known
 
 
-def _is_whole(row: Row) -> bool:
-    """Whether a row has all that is read of it here; scores may be None, which is how JSON has infinity."""
-    made, scores = row["sweep"], row.get("scores")
-    if not isinstance(made, dict) or not isinstance(scores, dict):
-        return False
-    return (
-        all(isinstance(made.get(name), str) for name in ("cell", "key"))
-        and all(isinstance(scores.get(name, ""), int | float | None) for name in ("ppl_token", "bits_per_byte"))
-        and all(isinstance(row.get(name), int | float) for name in ("seconds", "train_tokens"))
-        and all(
-            isinstance(text, dict) and "sha256" in text
-            for text in (row.get("train_data"), row.get("test_data"), row.get("validation_data") or {"sha256": None})
-        )
-    )
-
-
 def _prepare_texts(cells: list[Cell]) -> None:
-    """Tokenise every text once, here, before cells that run at the same time would each do so."""
+    """Tokenize every text once, before parallel cells would each do it."""
     for data, test in dict.fromkeys((cell.config.data, cell.test) for cell in cells):
         store, _ = open_data(data)
         open_tokens(test, store.path)
 
 
 class _Sweep:
-    """A sweep under way."""
+    """A running sweep."""
 
     def __init__(
         self, cells: list[Cell], done: dict[str, Row], out: Path, runner: Runner, deadline: float | None
@@ -166,48 +142,48 @@ class _Sweep:
         self.waiting = deque(cell for cell in cells if cell.key not in done)
         self.running: dict[Future[Row], Cell] = {}
         self.failed: dict[str, str] = {}
-        self.begun, self.stopping = 0, False
+        self.started, self.stopping = 0, False
         self.deadline = deadline
 
     def run(self) -> dict[str, str]:
-        """Work until all cells are done or have failed, or time is up. Returns why cells failed, by name."""
+        """Run until all cells are finished or have failed, or time is up. Returns why cells failed, by name."""
         try:
             with job_board("cell", "trained", "loss", "tokens/s") as progress:
                 try:
-                    self._work(progress)
-                except BaseException:  # whatever it was, what cells have learned is kept
-                    progress.say("stopping: cells under way save first (Ctrl-C again: stop at once)")
+                    self._run_cells(progress)
+                except BaseException:  # running cells save in any case
+                    progress.say("stopping: running cells save first (Ctrl-C again: stop at once)")
                     self._stop(progress)
                     raise
         finally:
             self.runner.close()
         return self.failed
 
-    def _work(self, progress: JobBoard) -> None:
+    def _run_cells(self, progress: JobBoard) -> None:
         while True:
-            while self.waiting and self._may_begin():
-                self._begin(self.waiting.popleft(), progress)
+            while self.waiting and self._may_start():
+                self._start(self.waiting.popleft(), progress)
             if not self.running:
                 return
             self._collect(progress)
             if self.deadline and time.monotonic() > self.deadline:
                 if self.running:
-                    progress.say("time is up: cells under way save, to be gone on with by the same command")
+                    progress.say("time is up: running cells save and stop; run the same command again to resume")
                 self._stop(progress)
                 return
 
-    def _may_begin(self) -> bool:
-        if len(self.running) >= self.runner.width:
+    def _may_start(self) -> bool:
+        if len(self.running) >= self.runner.max_started:
             return False
-        # the first in each place is always begun: a cell may take longer than all the time that is given at once
+        # as many as run in parallel always start: a cell may take longer than --minutes, and needs several sweeps
         in_time = self.deadline is None or time.monotonic() + self._longest() < self.deadline
-        return in_time or self.begun < self.runner.places
+        return in_time or self.started < self.runner.parallel
 
     def _longest(self) -> float:
         return max((row["seconds"] for row in self.done.values()), default=0.0)
 
-    def _begin(self, cell: Cell, progress: JobBoard) -> None:
-        known = _texts_of(self.cells, self.done, self.out)
+    def _start(self, cell: Cell, progress: JobBoard) -> None:
+        known = _known_texts(self.cells, self.done, self.out)
         job = {
             "config": cell.config.to_dict(),
             "test": cell.test,
@@ -215,51 +191,51 @@ class _Sweep:
             "texts": {part: known[text] for part, text in cell.texts.items() if text in known},
         }
         self.running[self.runner.start(job)] = cell
-        self.begun += 1
-        how = "begins" if len(self.running) <= self.runner.places else "waits for a place"
-        share = _share(cell, saved=True)
-        progress.say(f"{cell.name}: {how}" + (f" at {share:.0%}" if share else ""))
+        self.started += 1
+        how = "started" if len(self.running) <= self.runner.parallel else "queued"
+        trained = _fraction_trained(cell, saved=True)
+        progress.say(f"{cell.name}: {how}" + (f" at {trained:.0%}" if trained else ""))
 
     def _collect(self, progress: JobBoard) -> None:
-        """Wait a moment, and note what has ended in it."""
+        """Wait a moment, record the cells that ended, and update the display."""
         for future in wait(self.running, timeout=0.5, return_when=FIRST_COMPLETED).done:
-            self._note(self.running.pop(future), future, progress)
+            self._record(self.running.pop(future), future, progress)
         rows = []
         for cell in self.running.values():
             record = last_record(cell.config.run)
-            figures = [f"{record['loss']:.3f}", f"{record['tokens_per_second']:,.0f}"] if record else ["", ""]
-            rows.append([cell.name, f"{_share(cell):.0%}", *figures])
-        progress.update(self._count(), rows)
+            numbers = [f"{record['loss']:.3f}", f"{record['tokens_per_second']:,.0f}"] if record else ["", ""]
+            rows.append([cell.name, f"{_fraction_trained(cell):.0%}", *numbers])
+        progress.update(self._status(), rows)
 
-    def _count(self) -> str:
-        """How far the sweep is, and for how long it will go on if cells take as long as those finished."""
+    def _status(self) -> str:
+        """How many cells are finished, and the time left if the others take as long as those."""
         text = f"{len(self.done)} of {len(self.cells)} cells" + (f", {len(self.failed)} failed" if self.failed else "")
-        left = [1 - _share(cell) for cell in self.running.values()]
-        left += [1 - _share(cell, saved=True) for cell in self.waiting]
+        left = [1 - _fraction_trained(cell) for cell in self.running.values()]
+        left += [1 - _fraction_trained(cell, saved=True) for cell in self.waiting]
         if self.done and left:
             each = statistics.mean(row["seconds"] for row in self.done.values())
-            text += f", about {format_seconds(each * sum(left) / min(self.runner.places, len(left)))} left"
+            text += f", about {format_seconds(each * sum(left) / min(self.runner.parallel, len(left)))} left"
         return text
 
-    def _note(self, cell: Cell, future: Future[Row], progress: JobBoard) -> None:
+    def _record(self, cell: Cell, future: Future[Row], progress: JobBoard) -> None:
         try:
             row = future.result()
         except Exception as error:
-            if not self.stopping:  # else it did as it was told, and will go on another time
+            if not self.stopping:  # else it was asked to stop, and will resume later
                 self.failed[cell.name] = self.runner.reason(error)
                 progress.say(f"{cell.name}: failed: {self.failed[cell.name]} ({self._log(cell.name)})")
             return
         row["sweep"] = {"cell": cell.name, "choices": cell.choices, "test": cell.test, "key": cell.key}
-        drop_optimizer_state(cell.config.run)  # before the row, for a cell that has one is not looked at again
+        drop_optimizer_state(cell.config.run)  # before the row: a cell that has a row is finished
         ledger.append(self.out / "ledger.jsonl", row)
         self.done[cell.key] = row
-        figure = _shown(row["scores"]["ppl_token"], 2)
-        progress.say(f"{cell.name}: ppl_token {figure} in {row['seconds']:,.0f} s; {self._count()}")
+        score = _text(row["scores"]["ppl_token"], 2)
+        progress.say(f"{cell.name}: ppl_token {score} in {row['seconds']:,.0f} s; {self._status()}")
 
     def _stop(self, progress: JobBoard) -> None:
         self.stopping = True
         self.runner.stop()
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + GRACE_SECONDS
         while self.running and time.monotonic() < end:
             self._collect(progress)
 
@@ -267,46 +243,45 @@ class _Sweep:
         return self.out / "logs" / f"{name}.log"
 
 
-def _share(cell: Cell, saved: bool = False) -> float:
-    """How much of its training a cell has behind it; or has saved, so that it would go on from there."""
+def _fraction_trained(cell: Cell, saved: bool = False) -> float:
+    """How much of a cell's training is done; with `saved`, up to its last checkpoint, from which it would resume."""
     config, record = cell.config, last_record(cell.config.run)
     if not record:
         return 0.0
-    share = record["step"] / config.steps if config.steps else record["epoch"] / (config.epochs or 1)
+    fraction = record["step"] / config.steps if config.steps else record["epoch"] / (config.epochs or 1)
     if saved:
         latest = max(map(step_of, sorted_checkpoints(config.run)), default=0)
-        share *= min(latest / max(record["step"], 1), 1)
-    return float(min(share, 1))
+        fraction *= min(latest / max(record["step"], 1), 1)
+    return float(min(fraction, 1))
 
 
-def _shown(figure: float | None, digits: int) -> str:
-    return "–" if figure is None else f"{figure:.{digits}f}"
+def _text(score: float | None, digits: int) -> str:
+    return "–" if score is None else f"{score:.{digits}f}"
 
 
-def _list(cells: list[Cell], done: dict[str, Row], repeated: int) -> None:
+def _print_cells(cells: list[Cell], done: dict[str, Row], duplicates: int) -> None:
     width = max(len(cell.name) for cell in cells)
     for cell in cells:
-        share = _share(cell, saved=True)
-        how = "finished" if cell.key in done else f"{share:.0%} trained" if share else "to do"
-        print(f"{cell.name:{width}}  {how}")
-    same = f" (combinations that are the same as another: {repeated})" if repeated else ""
-    print(f"{len(cells)} cell{'s' if len(cells) > 1 else ''}{same}, {len(done)} finished")
+        trained = _fraction_trained(cell, saved=True)
+        state = "finished" if cell.key in done else f"{trained:.0%} trained" if trained else "not started"
+        print(f"{cell.name:{width}}  {state}")
+    note = f" (duplicate combinations left out: {duplicates})" if duplicates else ""
+    print(f"{len(cells)} cell{'s' if len(cells) > 1 else ''}{note}, {len(done)} finished")
 
 
-def _tell(cells: list[Cell], done: dict[str, Row], failed: dict[str, str], out: Path) -> None:
-    """The table of all that is finished; an error if anything failed."""
+def _print_summary(cells: list[Cell], done: dict[str, Row], failed: dict[str, str], out: Path) -> None:
+    """The table of all finished cells; a UserError if any failed."""
     rows = []
     for cell in cells:
         if row := done.get(cell.key):
-            scores = row["scores"]
-            figures = _shown(scores["ppl_token"], 2), _shown(scores["bits_per_byte"], 4)
-            rows.append([cell.name, *figures, f"{row['train_tokens']:,}", f"{row['seconds']:,.0f}"])
+            scores = _text(row["scores"]["ppl_token"], 2), _text(row["scores"]["bits_per_byte"], 4)
+            rows.append([cell.name, *scores, f"{row['train_tokens']:,}", f"{row['seconds']:,.0f}"])
     if rows:
         print(as_text(Table(["cell", "ppl_token", "bits/byte", "tokens", "seconds"], rows)))
     left = len(cells) - len(done) - len(failed)
-    go_on = f"; {left} to do: the same command goes on" if left else ""
-    print(f"{len(done)} of {len(cells)} cells finished, rows in {out / 'ledger.jsonl'}{go_on}")
+    resume = f"; {left} left: run the same command again to resume" if left else ""
+    print(f"{len(done)} of {len(cells)} cells finished, rows in {out / 'ledger.jsonl'}{resume}")
     if failed:
         name, why = next(iter(failed.items()))
         more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        raise UserError(f"cell {name}{more} failed: {why}; see {out / 'logs'}; the same command tries again")
+        raise UserError(f"cell {name}{more} failed: {why}; see {out / 'logs'}, and run the same command to try again")
