@@ -1,7 +1,7 @@
 """`make pages`: write the numbers of results/ into generated regions of README.md, docs/ and results/.
 
-A region is `<!-- results: NAME -->…<!-- end -->`. NAME is a view of views.VIEWS, or FILE:PLACE:FORMAT for one value of a
-table: train_gpu:data.tokens:, gives 19,752,673, and rivals-pg19:delta.ppl_token:.1f gives 89.7.
+A region is `<!-- results: NAME -->…<!-- end -->`. NAME is a view of views.VIEWS, or FILE:PLACE:FORMAT for one value of
+a table: train_gpu:data.tokens:, gives 19,752,673, and rivals-pg19:delta.ppl_token:.1f gives 89.7.
 """
 
 from __future__ import annotations

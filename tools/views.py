@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial, reduce
+from itertools import pairwise
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from logpast.ledger.curves import above, read_curve
 from logpast.ledger.documents import documents, familiar_perplexity
 from logpast.paper import printed
 from logpast.paper.accounting import accounting_table
-from logpast.paper.ours import ours
+from logpast.paper.ours import ours_table
 from logpast.reporting.tables import Table, as_markdown
 from logpast.util.errors import UserError
 
@@ -206,8 +207,8 @@ def _fast_step(results: Path) -> str:
     fast, plain, other_seed = (read_curve(results / "logs" / "fast-step" / f"{log}.jsonl").training for log in logs)
     ways, seeds = (list(map(abs, above(one, other).values())) for one, other in ((fast, plain), (plain, other_seed)))
     return (
-        f"fast and plain with seed 0 differ by {statistics.mean(ways):.4f} nats in the mean and {max(ways):.4f} at most; "
-        f"plain with seeds 0 and 1 by {statistics.mean(seeds):.4f} and {max(seeds):.4f}"
+        f"fast and plain with seed 0 differ by {statistics.mean(ways):.4f} nats in the mean and {max(ways):.4f} at "
+        f"most; plain with seeds 0 and 1 by {statistics.mean(seeds):.4f} and {max(seeds):.4f}"
     )
 
 
@@ -261,7 +262,7 @@ def _accounting(results: Path) -> str:
 def _ours(results: Path) -> str:
     parts = []
     for name, corpus in (("A1", "WikiText-103 test"), ("A2", "PG-19 test")):
-        table = ours(name, results)
+        table = ours_table(name, results)
         if table is None:
             parts.append(f"{corpus}: not measured yet.")
         else:
@@ -366,7 +367,7 @@ def _by_quarter(differences: dict[int, float], last: int) -> list[float]:
 def _quarter_heads(millions: float) -> list[str]:
     digits = 0 if millions > 1 else 1
     ends = [f"{quarter * millions:.{digits}f}" for quarter in range(QUARTERS + 1)]
-    return [f"{first}–{last}M tokens" for first, last in zip(ends, ends[1:], strict=False)]
+    return [f"{first}–{last}M tokens" for first, last in pairwise(ends)]
 
 
 # Saved analyses

@@ -17,7 +17,7 @@ HEADS = (
 )  # fmt: skip
 
 
-def ours(name: str, results: Path) -> Table | None:
+def ours_table(name: str, results: Path) -> Table | None:
     """The cells of Table A1 or A2 that we measured, next to the printed ones; None if there are none."""
     sweep = printed.sweep(name)
     series = measured(sweep, results)

@@ -92,7 +92,7 @@ def table_a2(out: Path | None = None, results: Path = RESULTS, where: list[str] 
 
 
 def _print_sweep(name: str, out: Path | None, results: Path, where: list[str] | None) -> Table:
-    """Print the table as in the paper, then our results next to the printed ones. A file gets all cells in one table."""
+    """Print the table as in the paper, then our cells next to the printed ones. A file gets all cells in one table."""
     check_table_path(out, results, RESULTS)
     sweep = printed.sweep(name)
     series = measured(sweep, results, where)
