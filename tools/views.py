@@ -33,7 +33,7 @@ QUARTERS = 4
 def read_table(results: Path, file: str) -> dict[str, Any]:
     """A benchmark's table as in its file; a comparison's as system -> column -> number."""
     if file in COMPARISONS:
-        return comparison_table.values(_rows(results, file))
+        return comparison_table.values(_rows(results, file, "comparison"))
     path = results / f"{file}.json"
     with ledger.reading(f"{path} is not a table of results"):
         table = ledger.parse_json(path.read_text(encoding="utf-8"))
@@ -42,8 +42,9 @@ def read_table(results: Path, file: str) -> dict[str, Any]:
     return table
 
 
-def _rows(results: Path, file: str) -> list[Row]:
-    if rows := ledger.read(results / f"{file}.jsonl"):
+def _rows(results: Path, file: str, *required: str) -> list[Row]:
+    """Rows of a ledger that all have the required fields."""
+    if rows := ledger.read(results / f"{file}.jsonl", *required):
         return rows
     raise UserError(f"{results / file}.jsonl has no rows; restore them")
 
@@ -216,11 +217,11 @@ def _fast_step(results: Path) -> str:
 
 
 def _comparison(results: Path, *, file: str) -> str:
-    return as_markdown(comparison_table.table(_rows(results, file)))
+    return as_markdown(comparison_table.table(_rows(results, file, "comparison")))
 
 
 def _comparison_short(results: Path) -> str:
-    return as_markdown(comparison_table.short(_rows(results, "rivals-pg19")))
+    return as_markdown(comparison_table.short(_rows(results, "rivals-pg19", "comparison")))
 
 
 def _speeds(results: Path) -> str:
@@ -275,7 +276,7 @@ def _ours(results: Path) -> str:
 
 def _pairs(results: Path, file: str) -> list[tuple[Row, Row]]:
     """(memory, control) rows of a sweep, by training text (in the order of the file), width, k, L and seed."""
-    rows = _rows(results, file)
+    rows = _rows(results, file, "sweep")
     texts = list(dict.fromkeys(row["train_data"]["name"] for row in rows))
     cells: dict[tuple[int, int, float, int, int], Row] = {}
     for row in rows:

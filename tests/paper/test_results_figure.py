@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from logpast.ledger.row import append
 from logpast.paper import printed
 from logpast.paper.results_figure import results_figure
+from logpast.reporting import palette
 from paper_rows import row, with_documents
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -87,7 +88,7 @@ def test_single_seed_is_a_white_point(tmp_path: Path, ledger: Path, drawn: list[
     results_figure(tmp_path / "f.png", results=ledger)
     ours = drawn[0].axes[2]
     points = [line for line in ours.lines if line.get_markersize() == 2.5]
-    white = [line for line in points if line.get_color() == "white"]
+    white = [line for line in points if line.get_color() == palette.PAPER]
     assert 0 < len(white) < len(points)
     assert "white" in ours.get_title("left").splitlines()[-1]
 

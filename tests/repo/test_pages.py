@@ -147,7 +147,7 @@ def test_malformed_region_is_reported_with_its_line(text: str, message: str) -> 
         ("demo-text.jsonl", "{", "demo-text"),
         ("demo-text.jsonl", "", "demo-text"),
         ("demo-text.jsonl", None, "demo-text"),
-        ("rivals-toy.jsonl", '{"recipe": 1, "scores": 2}', "rivals-toy"),
+        ("rivals-toy.jsonl", '{"seed": 0}', "rivals-toy"),
         ("rivals-toy.jsonl", "", "rivals-toy"),
         ("logs/fast-step/fast0.jsonl", None, "fast-step"),
         ("logs/sweep-small/wiki22k-slots5-k100-seed1.jsonl", None, "sweep-small-training"),

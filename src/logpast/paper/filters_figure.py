@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logpast.filters import MOST_SHARP, impulse_response
+from logpast.reporting import palette
 from logpast.reporting.plots import check_plot_path, remove_frame, write_plot
 from logpast.util.errors import UserError
 from logpast.util.validation import validate_arguments
@@ -85,8 +86,7 @@ def _plot(out: Path, rows_of_k: list[float], peaks: int = 10, first_letter: int 
     check_plot_path(out)
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
-    centres = np.geomspace(1, NOW, peaks)
-    greys = [str(shade) for shade in np.linspace(0.0, 0.75, peaks)]
+    centres, greys = np.geomspace(1, NOW, peaks), palette.greys(peaks)
     figure = Figure(figsize=(12, 3.1 * len(rows_of_k)), layout="constrained")
     panels = figure.subplots(len(rows_of_k), 3, squeeze=False)
     for k, (linear, logarithmic, memory) in zip(rows_of_k, panels, strict=True):
@@ -113,9 +113,9 @@ def _plot_responses(
 
 def _plot_memory(axis: Any, centres: NDArray[np.float64], k: float, greys: list[str]) -> None:
     times, values = np.linspace(0, NOW, 3001), memory_of_signal(centres, k)
-    axis.plot(times, signal(times), color="tab:blue", linewidth=1.4, label="signal f")
-    axis.plot(NOW - centres, values, color="0.6", linewidth=0.8, zorder=1)
-    axis.scatter(NOW - centres, values, c=greys, s=36, edgecolors="black", linewidths=0.6, zorder=3,
+    axis.plot(times, signal(times), color=palette.SERIES[0], linewidth=1.4, label="signal f")
+    axis.plot(NOW - centres, values, color=palette.FAINT, linewidth=0.8, zorder=1)
+    axis.scatter(NOW - centres, values, c=greys, s=36, edgecolors=palette.INK, linewidths=0.6, zorder=3,
                  label=r"memory $\tilde{f}$ at 30")  # fmt: skip
     axis.set(xlabel="time", ylabel="value", xlim=(-0.5, NOW + 0.5))
     axis.legend(frameon=False, fontsize=8, loc="lower left")

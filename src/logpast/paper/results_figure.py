@@ -11,6 +11,7 @@ from logpast.filters import paper_horizon
 from logpast.ledger.row import RESULTS
 from logpast.paper import printed
 from logpast.paper.measured import Measure, Series, footnotes, measured
+from logpast.reporting import palette
 from logpast.reporting.plots import check_plot_path, write_plot
 from logpast.util.validation import validate_arguments
 
@@ -19,7 +20,8 @@ UNITS: dict[Measure, str] = {
     "ppl_word": "word",
     "ppl_in_vocabulary": "token, in-vocabulary documents",
 }
-COLOURS = {"delta": "0.4", "k = 100": "tab:blue", "k = 150": "tab:orange", "k = 200": "tab:green"}
+SYSTEMS = ("delta", *map(printed.filter_name, printed.SHARPNESSES))
+COLOURS = dict(zip(SYSTEMS, (palette.NEUTRAL, *palette.SERIES), strict=False))
 TITLE_WIDTH, LEGEND_WIDTH = 78, 40  # characters per line
 
 
@@ -92,7 +94,7 @@ def _plot_measured(axis: Any, all_series: list[Series], measure: Measure) -> str
     """A line through the means and a small point per seed, white for a single seed. Returns the panel's title."""
     if not any(series.values(slots, measure) for series in all_series for slots in series.scores):
         reason = "no row has scores of in-vocabulary documents" if all_series else "not measured yet"
-        axis.text(0.5, 0.5, reason, transform=axis.transAxes, ha="center", color="0.4")
+        axis.text(0.5, 0.5, reason, transform=axis.transAxes, ha="center", color=palette.NEUTRAL)
         axis.set_yticks([])
         return "ours"
     marks, plotted = footnotes(all_series), list[str]()
@@ -106,8 +108,9 @@ def _plot_measured(axis: Any, all_series: list[Series], measure: Measure) -> str
         means = list(map(statistics.mean, points.values()))
         (line,) = axis.plot(list(points), means, style, label=fill(series.name + mark, LEGEND_WIDTH), **look)
         for slots, values in points.items():
+            colour = line.get_color() if len(values) > 1 else palette.PAPER
             for value in values:
-                axis.plot(slots, value, "o", color=line.get_color() if len(values) > 1 else "white", markersize=2.5)
+                axis.plot(slots, value, "o", color=colour, markersize=2.5)
     if len(marks) > 1:
         lines = ["ours, smaller scale", *(f"{mark} {description}" for description, mark in marks.items())]
     else:
