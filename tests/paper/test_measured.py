@@ -14,6 +14,15 @@ from paper_rows import row, with_documents
 
 Save = Callable[..., Path]
 A1 = printed.sweep("A1")
+COMPARISON = {
+    "system": "memory",
+    "budget": "tokens",
+    "learning_rate": 1e-3,
+    "attention_length": 309,
+    "state_bytes": 1,
+    "tokens_per_second": 1.0,
+    "peak_bytes": None,
+}
 
 
 def by_name(folder: Path) -> dict[str, Series]:
@@ -28,7 +37,7 @@ def by_name(folder: Path) -> dict[str, Series]:
         row(5, 100, 9, 1.0, model={"window": 128}),
         row(5, 100, 9, 1.0, model={"reach": 3.0}),
         row(6, 100, 9, 1.0),
-        row(5, 100, 9, 1.0, comparison={"system": "memory"}),
+        row(5, 100, 9, 1.0, comparison=COMPARISON),
         row(5, 100, 9, 1.0, model={"system": "transformer_xl"}),
         row(5, 100, 9, 1.0, scores={"accounting": "paper"}),
     ],
