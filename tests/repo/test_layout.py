@@ -28,7 +28,7 @@ def test_layout_names_every_module() -> None:
         text = entries(TREE).get(package, "")
         if package not in entries(TREE) or not all(re.search(rf"\b{Path(part).stem}\b", text) for part in rest):
             missing.append(relative(module))
-    assert missing == []
+    assert not missing, missing
 
 
 def test_layout_names_every_folder() -> None:
@@ -56,4 +56,5 @@ def test_layout_names_nothing_that_does_not_exist() -> None:
 
 def test_every_module_has_a_test_file_of_its_name() -> None:
     expected = [module.relative_to(SOURCE).with_name(f"test_{module.name}") for module in MODULES]
-    assert [file.as_posix() for file in expected if not (ROOT / "tests" / file).exists()] == []
+    missing = [file.as_posix() for file in expected if not (ROOT / "tests" / file).exists()]
+    assert not missing, missing

@@ -71,7 +71,7 @@ def test_no_module_imports_from_a_higher_layer() -> None:
         if not module.startswith("__"):
             higher = [used for used in imports(file) if _is_module(used) and layer(used) > layer(module)]
             wrong += [f"{module} imports {used}" for used in higher]
-    assert wrong == []
+    assert not wrong, wrong
 
 
 def _is_module(name: str) -> bool:
