@@ -1,10 +1,12 @@
 """The package: its public names, what importing it costs, its layers, and the wheel."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -122,7 +124,9 @@ def test_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
 
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "empty")], check=True)
     python = str(tmp_path / "empty" / "bin" / "python")
-    subprocess.run([python, *pip, "install", "--constraint", str(ROOT / "constraints.txt"), str(wheel)], check=True)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the wheel, not the checkout
+    run = partial(subprocess.run, check=True, cwd=tmp_path, env=env)
+    run([python, *pip, "install", "--constraint", str(ROOT / "constraints.txt"), str(wheel)])
     kernels = [file for file in SOURCE.rglob("*.py") if "\nimport triton\n" in file.read_text()]
     importable = [file for file in SOURCE.rglob("*.py") if file not in kernels and file.name != "__main__.py"]
     modules = [".".join(file.relative_to(SOURCE.parent).with_suffix("").parts) for file in importable]
@@ -132,7 +136,7 @@ import importlib, importlib.util
 assert not any(map(importlib.util.find_spec, {extras}))
 for name in {modules}: importlib.import_module(name.removesuffix(".__init__"))
 """
-    subprocess.run([python, "-c", code], check=True, cwd=tmp_path)
+    run([python, "-c", code])
     (tmp_path / "text.txt").write_text("a word, and another; " * 500)
     for words in COMMANDS:
-        subprocess.run([python, "-m", "logpast", *words], check=True, cwd=tmp_path)
+        run([python, "-m", "logpast", *words])
