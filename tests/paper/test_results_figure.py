@@ -99,6 +99,7 @@ def test_panel_says_if_no_row_has_documents(ledger: Path, tmp_path: Path, drawn:
     assert ["in-vocabulary" in text.get_text() for text in ours.texts] == [True]
     assert [text.get_text() for text in none.texts] == ["not measured yet"]
     assert not ours.lines
+    assert ours.get_ylabel() == "test perplexity per token"
 
 
 def test_in_vocabulary_documents_only(tmp_path: Path, save: Callable[..., Path], drawn: list[Figure]) -> None:

@@ -82,10 +82,11 @@ def test_path_that_would_be_read_as_rows_is_refused(tmp_path: Path) -> None:
     for name in ("new.json", "new.jsonl"):
         with pytest.raises(UserError, match=name):
             protect_ledger(ledger, ledger / name)
-    (ledger / "rows.jsonl").write_text("{}\n")
-    (tmp_path / "link.json").symlink_to(ledger / "rows.jsonl")
-    with pytest.raises(UserError, match="link"):
-        protect_ledger(ledger, tmp_path / "link.json")
+    (ledger / "rows.jsonl").symlink_to(tmp_path / "elsewhere.json")
+    (tmp_path / "link.json").symlink_to(ledger / "other.json")
+    for name in ("elsewhere.json", "link.json"):
+        with pytest.raises(UserError, match=name):
+            protect_ledger(ledger, tmp_path / name)
 
 
 def test_files_of_a_ledger_are_not_replaced(tmp_path: Path) -> None:
