@@ -12,7 +12,7 @@ help:
 	@echo "make test       lint, types and tests (minutes; real corpora are used where LOGPAST_DATA names their folder)"
 	@echo "make test-slow  the tests that take many minutes"
 	@echo "make test-gpu   the tests that need a CUDA device"
-	@echo "make pages      write the figures of results/ into README, docs and results"
+	@echo "make pages      write the numbers of results/ into README.md, docs/ and results/"
 	@echo "make docs       pages of the Python interface, from its docstrings, into build/docs"
 	@echo "make format     put the code into its usual form"
 

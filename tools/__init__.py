@@ -1,1 +1,1 @@
-"""Tools for this repository alone; not part of the wheel."""
+"""Tools for this repository; not part of the wheel."""

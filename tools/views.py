@@ -1,4 +1,4 @@
-"""What stands on our pages, made from the files in results/: one function a table or a phrase."""
+"""The views: what generated regions of our pages contain, computed from the files in results/."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
+from itertools import pairwise
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -14,54 +15,63 @@ from typing import Any
 from logpast.analysis.page import signed, span, spans
 from logpast.analysis.saved import WAYS, read_analysis
 from logpast.comparison import table as comparison_table
-from logpast.ledger import documents as by_document
 from logpast.ledger import row as ledger
 from logpast.ledger.curves import above, read_curve
-from logpast.paper import ours as beside
+from logpast.ledger.documents import documents, familiar_perplexity
 from logpast.paper import printed
 from logpast.paper.accounting import accounting_table
+from logpast.paper.ours import ours_table
 from logpast.reporting.tables import Table, as_markdown
 from logpast.util.errors import UserError
 
-View = Callable[[Path], str]  # from results/ to what stands on a page
+Row = dict[str, Any]
+View = Callable[[Path], str]  # results/ -> text of the region
 COMPARISONS = ("rivals-toy", "rivals-pg19", "rivals-pg19-time", "rivals-wiki", "rivals-pg19-pilot")
+QUARTERS = 4
 
 
 def read_table(results: Path, file: str) -> dict[str, Any]:
-    """A benchmark's table, as its file has it; a comparison's, system -> column -> the figure before any spread."""
+    """A benchmark's table as in its file; a comparison's as system -> column -> number."""
     if file in COMPARISONS:
-        heads, lines, *_ = comparison_table.table(_rows(results, file))
-        return {
-            line[0]: {
-                head: float(text.split()[0].replace(",", ""))
-                for head, text in zip(heads[2:], line[2:], strict=True)
-                if text
-            }
-            for line in lines
-        }
-    place = results / f"{file}.json"
-    with ledger.reading(f"{place} is not a table of results"):
-        found: dict[str, Any] = ledger.parse_json(place.read_text(encoding="utf-8"))
-    return found
+        return comparison_table.values(_rows(results, file, "comparison"))
+    path = results / f"{file}.json"
+    with ledger.reading(f"{path} is not a table of results"):
+        table = ledger.parse_json(path.read_text(encoding="utf-8"))
+    if not isinstance(table, dict):
+        raise UserError(f"{path} is not a table of results: it should be {{…}}; restore it")
+    return table
 
 
-def _scores(results: Path, file: str) -> dict[str, list[dict[str, Any]]]:
-    """system -> the scores of its seeds, in their order, which is the same for all systems."""
-    rows = sorted(ledger.read(results / f"{file}.jsonl"), key=lambda row: row["seed"])
-    found: dict[str, list[dict[str, Any]]] = {}
-    seeds: dict[str, list[int]] = {}
-    for row in rows:
-        system = row["recipe"]["model"]["system"]
-        found.setdefault(system, []).append(row["scores"])
-        seeds.setdefault(system, []).append(row["seed"])
-    if any(ours != list(range(len(ours))) for ours in seeds.values()) or len(set(map(len, seeds.values()))) != 1:
-        raise UserError(f"{file}.jsonl should hold seeds 0, 1, … once for each system, and has {seeds}; mend it")
-    return found
+def _rows(results: Path, file: str, *required: str) -> list[Row]:
+    """Rows of a ledger that all have the required fields."""
+    if rows := ledger.read(results / f"{file}.jsonl", *required):
+        return rows
+    raise UserError(f"{results / file}.jsonl has no rows; restore them")
 
 
-def _spread(values: list[float], form: str) -> str:
-    """mean (standard deviation)"""
+def _mean_and_deviation(values: list[float], form: str) -> str:
     return f"{statistics.mean(values):{form}} ({statistics.stdev(values):{form.lstrip('+')}})"
+
+
+def _minus_signs(text: str) -> str:
+    """For sentences: − instead of a hyphen."""
+    return text.replace("-", "−")
+
+
+# The demo
+
+
+def _scores(results: Path, file: str) -> dict[str, list[Row]]:
+    """system -> scores of seeds 0, 1, …"""
+    scores, seeds = defaultdict[str, list[Row]](list), defaultdict[str, list[int]](list)
+    for row in sorted(_rows(results, file), key=lambda row: row["seed"]):
+        system = row["recipe"]["model"]["system"]
+        scores[system].append(row["scores"])
+        seeds[system].append(row["seed"])
+    expected = list(range(max(map(len, seeds.values()))))
+    if any(found != expected for found in seeds.values()):
+        raise UserError(f"{file}.jsonl must have seeds 0, 1, … once for each system, and has {dict(seeds)}; restore it")
+    return scores
 
 
 def _demo_text(results: Path) -> str:
@@ -71,24 +81,24 @@ def _demo_text(results: Path) -> str:
              "difference, nats per token [95 % over chapters]", "better on"]  # fmt: skip
     rows = []
     for seed, (ours, theirs) in enumerate(zip(memory, control, strict=True)):
-        apart = ours["against"]
-        low, high = apart["interval"]
+        against = ours["against"]
+        low, high = against["interval"]
         rows.append([
             str(seed), f"{ours['ppl_token']:.2f}", f"{theirs['ppl_token']:.2f}", f"{ours['bits_per_byte']:.4f}",
-            f"{theirs['bits_per_byte']:.4f}", f"{apart['nats_per_token']:+.4f} [{low:+.4f}, {high:+.4f}]",
-            f"{apart['documents_better']} of {apart['documents']}",
+            f"{theirs['bits_per_byte']:.4f}", f"{against['nats_per_token']:+.4f} [{low:+.4f}, {high:+.4f}]",
+            f"{against['documents_better']} of {against['documents']}",
         ])  # fmt: skip
     means = [
-        _spread([one[name] for one in group], form)
+        _mean_and_deviation([one[name] for one in group], form)
         for name, form in (("ppl_token", ".2f"), ("bits_per_byte", ".4f"))
         for group in (memory, control)
     ]
-    apart = _spread([one["against"]["nats_per_token"] for one in memory], "+.4f")
-    return as_markdown(Table(heads, [*rows, ["mean (standard deviation over seeds)", *means, apart, ""]]))
+    difference = _mean_and_deviation([one["against"]["nats_per_token"] for one in memory], "+.4f")
+    return as_markdown(Table(heads, [*rows, ["mean (standard deviation over seeds)", *means, difference, ""]]))
 
 
 def topics(results: Path) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """The two optima, and the nats per token of each system's seeds."""
+    """The two optima of the topics source, and system -> nats per token of each seed."""
     scores = _scores(results, "demo-topics")
     nats = {system: [math.log(one["ppl_token"]) for one in group] for system, group in scores.items()}
     return read_table(results, "demo-topics-optima"), nats
@@ -100,8 +110,8 @@ def _demo_topics(results: Path) -> str:
 
     def trained(name: str, system: str) -> list[str]:
         error = statistics.stdev(nats[system]) / seeds**0.5
-        above = statistics.mean(nats[system]) - optima["optimum_given_recent"]
-        return [name, *(f"{value:.4f}" for value in nats[system]), f"{above:+.4f} ({error:.4f})"]
+        difference = statistics.mean(nats[system]) - optima["optimum_given_recent"]
+        return [name, *(f"{value:.4f}" for value in nats[system]), f"{difference:+.4f} ({error:.4f})"]
 
     rows = [
         ["best possible, knowing the whole past", f"{optima['optimum_given_all']:.4f}", *[""] * seeds],
@@ -115,16 +125,20 @@ def _demo_topics(results: Path) -> str:
 
 def _demo_summary(results: Path) -> str:
     text, (optima, nats) = _scores(results, "demo-text"), topics(results)
-    above = {s: [each - optima["optimum_given_recent"] for each in nats[s]] for s in ("log_memory", "recent")}
+    systems = ("log_memory", "recent")
+    perplexities = [[one["ppl_token"] for one in text[system]] for system in systems]
+    above_optimum = [[each - optima["optimum_given_recent"] for each in nats[system]] for system in systems]
     chapters = text["recent"][0]["documents"]
     rows = [
-        [f"King James text, {chapters} unseen chapters, perplexity per token ({len(text['recent'])} seeds)",
-         *(_spread([one["ppl_token"] for one in text[system]], ".2f") for system in above)],
-        [f"drifting topics, nats above the best that the control's view allows ({len(nats['recent'])} seeds)",
-         *(_spread(values, "+.4f").replace("-", "−") for values in above.values())],
+        [f"King James text, {chapters} unseen chapters, perplexity per token ({len(perplexities[0])} seeds)",
+         *(_mean_and_deviation(values, ".2f") for values in perplexities)],
+        [f"drifting topics, nats above the best that the control's view allows ({len(above_optimum[0])} seeds)",
+         *(_minus_signs(_mean_and_deviation(values, "+.4f")) for values in above_optimum)],
     ]  # fmt: skip
     return as_markdown(Table(["small models, equal size, text and steps", "memory", "control"], rows))
 
+
+# Benchmarks on a GPU
 
 CASES = {
     "memory": "memory: 53 slots, a past of 8,192",
@@ -168,8 +182,8 @@ def _price_of_memory(results: Path) -> str:
 
 
 def _price_of_attention(results: Path) -> str:
-    price = {row["case"]: row["ms"] / row["loss_tokens"] for row in read_table(results, "train_gpu")["rows"]}
-    longer, long = (price[case] / price["memory"] for case in ("full-8448", "full-4096"))
+    ms_per_token = {row["case"]: row["ms"] / row["loss_tokens"] for row in read_table(results, "train_gpu")["rows"]}
+    longer, long = (ms_per_token[case] / ms_per_token["memory"] for case in ("full-8448", "full-4096"))
     return f"over 8,448 tokens {longer:.1f} times, over 4,096 {long:.1f} times"
 
 
@@ -184,45 +198,39 @@ def _memory_gpu(results: Path) -> str:
 
 
 def _score_gpu(results: Path) -> str:
-    seconds = {
-        row["precision"]: row["seconds"] for row in read_table(results, "score_gpu")["rows"] if row["batch_size"] == 64
-    }
+    rows = [row for row in read_table(results, "score_gpu")["rows"] if row["batch_size"] == 64]
+    seconds = {row["precision"]: row["seconds"] for row in rows}
     return f"{seconds['bfloat16']:.2f} s in bf16 and {seconds['float32']:.2f} s in float32"
 
 
 def _fast_step(results: Path) -> str:
-    losses = {
-        name: [row["loss"] for row in ledger.read(results / "logs" / "fast-step" / f"{name}.jsonl")]
-        for name in ("fast0", "plain0", "plain1")
-    }
-
-    def apart(one: str, other: str) -> tuple[float, float]:
-        differences = [abs(a - b) for a, b in zip(losses[one], losses[other], strict=True)]
-        return statistics.mean(differences), max(differences)
-
-    (ours, most), (seeds, most_of_seeds) = apart("fast0", "plain0"), apart("plain0", "plain1")
+    logs = ("fast0", "plain0", "plain1")
+    fast, plain, other_seed = (read_curve(results / "logs" / "fast-step" / f"{log}.jsonl").training for log in logs)
+    ways, seeds = (list(map(abs, above(one, other).values())) for one, other in ((fast, plain), (plain, other_seed)))
     return (
-        f"fast and plain with seed 0 differ by {ours:.4f} nats in the mean and {most:.4f} at most; plain with seeds 0 "
-        f"and 1 by {seeds:.4f} and {most_of_seeds:.4f}"
+        f"fast and plain with seed 0 differ by {statistics.mean(ways):.4f} nats in the mean and {max(ways):.4f} at "
+        f"most; plain with seeds 0 and 1 by {statistics.mean(seeds):.4f} and {max(seeds):.4f}"
     )
 
 
-def _comparison(name: str) -> View:
-    """The table of a comparison whose rows are kept under this name."""
-    return lambda results: as_markdown(comparison_table.table(_rows(results, name)))
+# Comparisons with the baselines
+
+
+def _comparison(results: Path, *, file: str) -> str:
+    return as_markdown(comparison_table.table(_rows(results, file, "comparison")))
+
+
+def _comparison_short(results: Path) -> str:
+    return as_markdown(comparison_table.short(_rows(results, "rivals-pg19", "comparison")))
 
 
 def _speeds(results: Path) -> str:
-    speed = {system: figures["tokens/s"] for system, figures in read_table(results, "rivals-pg19").items()}
-    return " and ".join(
-        f"{speed[system] / speed['plain window']:.2f}" for system in ("Transformer-XL", "Compressive Transformer")
-    )
+    speed = {system: columns["tokens/s"] for system, columns in read_table(results, "rivals-pg19").items()}
+    systems = ("Transformer-XL", "Compressive Transformer")
+    return " and ".join(f"{speed[system] / speed['plain window']:.2f}" for system in systems)
 
 
-def _rows(results: Path, name: str) -> list[dict[str, Any]]:
-    if rows := ledger.read(results / f"{name}.jsonl"):
-        return rows
-    raise UserError(f"{results / name}.jsonl has no rows; bring them back")
+# The paper
 
 
 def _paper_best(results: Path) -> str:
@@ -233,15 +241,18 @@ def _paper_best(results: Path) -> str:
 
 
 def _paper_all_counted(results: Path) -> str:
-    table = printed.sweep("A1")
-    best = table.rows[-1].best[1]
-    return f"{best.word:.2f} would read {printed.if_all_counted(table, best.raw):.2f} on all {table.words:,} words"
+    sweep = printed.sweep("A1")
+    best = sweep.rows[-1].best[1]
+    return (
+        f"{best.word:.2f} would read {printed.ppl_word_of_all_tokens(sweep, best.raw):.2f} on all {sweep.words:,} words"
+    )
 
 
 def _paper_line_ends(results: Path) -> str:
-    table = printed.sweep("A1")
-    row = table.rows[-1]
-    best, control = (printed.if_all_counted(table, cell.raw, line_ends=True) for cell in (row.best[1], row.delta))
+    sweep = printed.sweep("A1")
+    row = sweep.rows[-1]
+    cells = (row.best[1], row.delta)
+    best, control = (printed.ppl_word_of_all_tokens(sweep, cell.raw, line_ends=True) for cell in cells)
     return f"it would read {best:.2f}, and the control's {row.delta.word:.2f} would read {control:.2f}"
 
 
@@ -250,10 +261,9 @@ def _accounting(results: Path) -> str:
 
 
 def _ours(results: Path) -> str:
-    """What we measured beside the paper's two tables, or that there is nothing yet."""
     parts = []
     for name, corpus in (("A1", "WikiText-103 test"), ("A2", "PG-19 test")):
-        table = beside.ours(name, results)
+        table = ours_table(name, results)
         if table is None:
             parts.append(f"{corpus}: not measured yet.")
         else:
@@ -261,134 +271,150 @@ def _ours(results: Path) -> str:
     return "\n\n".join(parts)
 
 
-def _pairs(results: Path, file: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """A sweep's rows of the memory, each with its control's; by training text (first that which came first), width,
-    k, L and seed.
-    """
-    rows = _rows(results, file)
+# Sweeps: pairs of a memory and its control
+
+
+def _pairs(results: Path, file: str) -> list[tuple[Row, Row]]:
+    """(memory, control) rows of a sweep, by training text (in the order of the file), width, k, L and seed."""
+    rows = _rows(results, file, "sweep")
     texts = list(dict.fromkeys(row["train_data"]["name"] for row in rows))
-
-    def place(row: dict[str, Any]) -> tuple[int, int, float, int, int]:
-        model, text = row["recipe"]["model"], texts.index(row["train_data"]["name"])
-        return text, model["width"], model.get("sharpness", 0.0), model["slots"], row["seed"]
-
-    found: dict[tuple[int, int, float, int, int], dict[str, Any]] = {}
+    cells: dict[tuple[int, int, float, int, int], Row] = {}
     for row in rows:
-        if found.setdefault(place(row), row)["scores"]["ppl_token"] != row["scores"]["ppl_token"]:
+        model, text = row["recipe"]["model"], texts.index(row["train_data"]["name"])
+        cell = text, model["width"], model.get("sharpness", 0.0), model["slots"], row["seed"]
+        if cells.setdefault(cell, row)["scores"]["ppl_token"] != row["scores"]["ppl_token"]:
             raise UserError(
-                f"{file}.jsonl has two rows of {row['sweep']['cell']} with other scores; remove one of the two"
+                f"{file}.jsonl has two rows of {row['sweep']['cell']} with other scores; remove one of them"
             )
-    controls = {where: found.get((*where[:2], 0.0, *where[3:])) for where in sorted(found) if where[2]}
-    return [(found[where], control) for where, control in controls.items() if control]
+    found = []
+    for cell in sorted(cells):
+        text, width, k, slots, seed = cell
+        control = cells.get((text, width, 0.0, slots, seed))
+        if k and control:
+            found.append((cells[cell], control))
+    return found
 
 
-def _gain(memory: dict[str, Any], control: dict[str, Any]) -> float:
-    """Nats per token of a pair on the test text, below 0 where the memory is better."""
+def _difference(memory: Row, control: Row) -> float:
+    """Nats per token on the test text, negative where the memory is better."""
     return math.log(memory["scores"]["ppl_token"] / control["scores"]["ppl_token"])
 
 
-def _familiar_gain(memory: dict[str, Any], control: dict[str, Any]) -> float | None:
-    """The same over the familiar documents, where there are others."""
+def _difference_in_vocabulary(memory: Row, control: Row) -> float | None:
+    """The same over in-vocabulary documents, if the test text also has others."""
     seeds = [{row["seed"]: row["scores"]} for row in (memory, control)]
-    of = by_document.documents(*seeds)
-    if not of.tell_apart:
+    test = documents(*seeds)
+    if not test.tell_apart:
         return None
-    ours, theirs = (by_document.familiar_perplexity(each, of)[memory["seed"]] for each in seeds)
+    ours, theirs = (familiar_perplexity(each, test)[memory["seed"]] for each in seeds)
     return math.log(ours / theirs)
 
 
-def _pair(results: Path, file: str, text: str) -> str:
-    """What a sweep's last pair on a training text has in figures."""
-    memory, control = [pair for pair in _pairs(results, file) if pair[0]["train_data"]["name"] == text][-1]
+def _last_pair(results: Path, *, text: str) -> str:
+    """Perplexities of the last pair of sweep-pairs on a training text, and their difference."""
+    pairs = [pair for pair in _pairs(results, "sweep-pairs") if pair[0]["train_data"]["name"] == text]
+    memory, control = pairs[-1]
     ours, theirs = (row["scores"]["ppl_token"] for row in (memory, control))
-    return f"{ours:.2f} against {theirs:.2f}, {_gain(memory, control):+.3f} nats per token".replace("-", "−")
+    return _minus_signs(f"{ours:.2f} against {theirs:.2f}, {_difference(memory, control):+.3f} nats per token")
 
 
-def _gains_of_sweep(results: Path, text: str, gain: Callable[..., float | None]) -> str:
-    """A figure an L, the mean of its seeds, with k = 100."""
+def _by_length(results: Path, *, text: str, difference: Callable[[Row, Row], float | None]) -> str:
+    """The difference of sweep-small's pairs with k = 100, mean over seeds, for each L."""
     found = defaultdict[int, list[float]](list)
     for memory, control in _pairs(results, "sweep-small"):
-        model = memory["recipe"]["model"]
-        gained = gain(memory, control)
-        if (memory["train_data"]["name"], model["sharpness"]) == (text, 100) and gained is not None:
-            found[model["slots"]].append(gained)
-    gains = [f"{statistics.mean(each):+.3f} at L = {slots}" for slots, each in found.items()]
-    return ", ".join(gains).replace("-", "−")
+        model, value = memory["recipe"]["model"], difference(memory, control)
+        if (memory["train_data"]["name"], model["sharpness"]) == (text, 100) and value is not None:
+            found[model["slots"]].append(value)
+    return _minus_signs(", ".join(f"{statistics.mean(each):+.3f} at L = {slots}" for slots, each in found.items()))
 
 
-def _on_the_way(results: Path, file: str) -> str:
-    """What lay between the losses of each pair: in training, where both had the same batches, in parts of it; on the
-    validation text in the end; and on the test text with the weights that did best on that.
+def _over_training(results: Path, *, file: str) -> str:
+    """Differences within each pair: training loss by quarters, validation loss at the end, test loss.
+
+    Both runs of a pair have the same batches, so their training losses can be compared step by step.
     """
-    rows, parts, millions = [], 4, 0.0
+    rows, tokens_per_quarter = [], 0.0
     for memory, control in _pairs(results, file):
         logs = [results / "logs" / file / f"{row['sweep']['cell']}.jsonl" for row in (memory, control)]
-        if lost := [log for log in logs if not log.exists()]:
-            raise FileNotFoundError(None, None, str(lost[0]))
         ours, theirs = map(read_curve, logs)
-        apart, last, model = above(ours.training, theirs.training), max(ours.training), memory["recipe"]["model"]
-        means = [
-            statistics.mean(value for step, value in apart.items() if (step - 1) * parts // last == part)
-            for part in range(parts)
+        last, model, text = max(ours.training), memory["recipe"]["model"], memory["train_data"]
+        tokens_per_quarter = ours.tokens[last] / QUARTERS
+        differences = [
+            *_by_quarter(above(ours.training, theirs.training), last),
+            above(ours.validation, theirs.validation).get(last),
+            _difference(memory, control),
+            _difference_in_vocabulary(memory, control),
         ]
-        millions = ours.tokens[last] / parts / 1e6
-        in_the_end = above(ours.validation, theirs.validation).get(last)
-        gains = [*means, in_the_end, _gain(memory, control), _familiar_gain(memory, control)]
-        text = memory["train_data"]
         rows.append([
             text["name"], f"{ours.tokens[last] / text['tokens']:.1f}", f"{memory['parameters'] / 1e6:.3g}M",
             f"{model['sharpness']:g}", str(model["slots"]), str(memory["seed"]),
-            *("" if gain is None else f"{gain:+.4f}" for gain in gains),
+            *("" if value is None else f"{value:+.4f}" for value in differences),
         ])  # fmt: skip
+    heads = [
+        "trained on", "epochs", "parameters", "k", "L", "seed", *_quarter_heads(tokens_per_quarter / 1e6), "validation",
+        "test", "test, in-vocabulary",
+    ]  # fmt: skip
+    filled = [column for column in range(len(heads)) if any(row[column] for row in rows)]
+    return as_markdown(Table([heads[i] for i in filled], [[row[i] for i in filled] for row in rows]))
+
+
+def _by_quarter(differences: dict[int, float], last: int) -> list[float]:
+    quarters = defaultdict[int, list[float]](list)
+    for step, value in differences.items():
+        quarters[(step - 1) * QUARTERS // last].append(value)
+    return [statistics.mean(quarters[quarter]) for quarter in range(QUARTERS)]
+
+
+def _quarter_heads(millions: float) -> list[str]:
     digits = 0 if millions > 1 else 1
-    quarters = [f"{part * millions:.{digits}f}–{(part + 1) * millions:.{digits}f}M tokens" for part in range(parts)]
-    heads = ["trained on", "times", "weights", "k", "L", "seed", *quarters, "validation", "test", "test, familiar"]
-    filled = [place for place in range(len(heads)) if any(row[place] for row in rows)]
-    return as_markdown(Table([heads[place] for place in filled], [[row[place] for place in filled] for row in rows]))
+    ends = [f"{quarter * millions:.{digits}f}" for quarter in range(QUARTERS + 1)]
+    return [f"{first}–{last}M tokens" for first, last in pairwise(ends)]
+
+
+# Saved analyses
 
 
 def _analyses(results: Path, name: str) -> dict[str, dict[str, Any]]:
-    """Kept analyses of a pair, a seed each."""
+    """seed -> saved analysis of a pair."""
     found = [read_analysis(folder) for folder in sorted((results / "analyses").glob(f"{name}-seed*"))]
     if not found:
         raise FileNotFoundError(None, None, str(results / "analyses" / f"{name}-seed*"))
     return {f"seed {each['model']['seed']}": each for each in found}
 
 
-def _where_gained(results: Path, name: str) -> str:
-    """The gain over the control by where a token stands in its window, and by where it last occurred."""
+def _gain_by_token(results: Path, *, name: str) -> str:
+    """The gain over the control by position in the window and by the token's last occurrence."""
     seeds = _analyses(results, name)
 
     def rows(labels: list[str], *keys: str) -> list[tuple[str, ...]]:
         parts = [reduce(getitem, keys, each) for each in seeds.values()]
         shares = [f"{tokens / sum(parts[0]['tokens']):.1%}" for tokens in parts[0]["tokens"]]
-        return [*zip(labels, shares, *(_column(each["gain"], "nats") for each in parts), strict=True)]
+        return [*zip(labels, shares, *(_with_interval(part["gain"], "nats") for part in parts), strict=True)]
 
     first = next(iter(seeds.values()))
-    places = [span(a + 1, b + 1) for a, b in spans(first["position"]["binned"])]
-    kinds = first["last_seen"]["where"]["kinds"]
+    positions = [span(a + 1, b + 1) for a, b in spans(first["position"]["binned"])]
     lines = [
         *rows(["all"], "scores", "all"),
-        *rows([f"position in the window: {place}" for place in places], "position", "binned"),
-        *rows([f"last occurrence: {kind}" for kind in kinds], "last_seen", "where"),
+        *rows([f"position in the window: {position}" for position in positions], "position", "binned"),
+        *rows([f"last occurrence: {kind}" for kind in first["last_seen"]["where"]["kinds"]], "last_seen", "where"),
     ]
     return as_markdown(Table(["tokens", "share", *(f"gain, {seed}" for seed in seeds)], lines))
 
 
-def _how_far_back(results: Path, name: str) -> str:
-    """By how much the loss rises where the past beyond a lag is changed in one way or another."""
+def _loss_without_past(results: Path, *, name: str) -> str:
+    """The increase of the loss when the past beyond a lag is changed."""
     seeds = _analyses(results, name)
     lags = next(iter(seeds.values()))["lags"]["lag"]
     columns = {
-        f"{way}, {seed}": _column(each["lags"][way], "increase")
+        f"{way}, {seed}": _with_interval(each["lags"][way], "increase")
         for way in WAYS
         for seed, each in seeds.items()
-        if way in each["lags"]  # older ones have no other pasts
+        if way in each["lags"]  # older analyses have only some
     }
     return as_markdown(Table(["beyond lag", *columns], [*zip(map(str, lags), *columns.values(), strict=True)]))
 
 
-def _column(part: dict[str, Any], what: str) -> list[str]:
+def _with_interval(part: dict[str, Any], what: str) -> list[str]:
     return [signed(*at) for at in zip(part[what], part["interval"], strict=True)]
 
 
@@ -403,25 +429,25 @@ VIEWS: dict[str, View] = {
     "memory-gpu": _memory_gpu,
     "score-gpu": _score_gpu,
     "fast-step": _fast_step,
-    **{name: _comparison(name) for name in COMPARISONS},
-    "rivals-pg19-short": lambda results: as_markdown(comparison_table.short(_rows(results, "rivals-pg19"))),
+    **{file: partial(_comparison, file=file) for file in COMPARISONS},
+    "rivals-pg19-short": _comparison_short,
     "rivals-pg19-speeds": _speeds,
     "paper-best": _paper_best,
     "paper-all-counted": _paper_all_counted,
     "paper-line-ends": _paper_line_ends,
     "accounting": _accounting,
     "ours": _ours,
-    "sweep-small-gains": lambda results: _gains_of_sweep(results, "wiki22k:train", _gain),
-    "sweep-small-gains-pg19": lambda results: _gains_of_sweep(results, "pg19:train", _familiar_gain),
-    "sweep-small-on-the-way": lambda results: _on_the_way(results, "sweep-small"),
-    "sweep-pairs": lambda results: _pair(results, "sweep-pairs", "wiki22k:train"),
-    "sweep-pairs-pg19": lambda results: _pair(results, "sweep-pairs", "pg19:train"),
-    "sweep-pairs-on-the-way": lambda results: _on_the_way(results, "sweep-pairs"),
-    "pairs-wiki22k-where": lambda results: _where_gained(results, "wiki22k-k200"),
-    "pairs-wiki22k-past": lambda results: _how_far_back(results, "wiki22k-k200"),
-    "pairs-pg19-where": lambda results: _where_gained(results, "pg19-k200"),
-    "pairs-pg19-past": lambda results: _how_far_back(results, "pg19-k200"),
-    "sweep-rereading": lambda results: _on_the_way(results, "sweep-rereading"),
-    "rereading-where": lambda results: _where_gained(results, "much-width192"),
-    "rereading-past": lambda results: _how_far_back(results, "much-width192"),
+    "sweep-small-gains": partial(_by_length, text="wiki22k:train", difference=_difference),
+    "sweep-small-gains-pg19": partial(_by_length, text="pg19:train", difference=_difference_in_vocabulary),
+    "sweep-small-training": partial(_over_training, file="sweep-small"),
+    "sweep-pairs": partial(_last_pair, text="wiki22k:train"),
+    "sweep-pairs-pg19": partial(_last_pair, text="pg19:train"),
+    "sweep-pairs-training": partial(_over_training, file="sweep-pairs"),
+    "pairs-wiki22k-where": partial(_gain_by_token, name="wiki22k-k200"),
+    "pairs-wiki22k-past": partial(_loss_without_past, name="wiki22k-k200"),
+    "pairs-pg19-where": partial(_gain_by_token, name="pg19-k200"),
+    "pairs-pg19-past": partial(_loss_without_past, name="pg19-k200"),
+    "sweep-rereading": partial(_over_training, file="sweep-rereading"),
+    "rereading-where": partial(_gain_by_token, name="much-width192"),
+    "rereading-past": partial(_loss_without_past, name="much-width192"),
 }

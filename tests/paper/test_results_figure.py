@@ -1,6 +1,7 @@
-"""`logpast paper results-figure`: what is printed, and ours under it."""
+"""`logpast paper results-figure`."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,22 +10,23 @@ from matplotlib.figure import Figure
 from logpast.ledger.row import append
 from logpast.paper import printed
 from logpast.paper.results_figure import results_figure
+from logpast.reporting import palette
 from paper_rows import row, with_documents
 
+RESULTS = Path(__file__).parents[2] / "results"
 
-def test_without_rows_the_printed_figures_alone_are_drawn(
-    tmp_path: Path, ledger: Path, capsys: pytest.CaptureFixture[str]
+
+def test_without_rows_only_the_printed_values_are_plotted(
+    tmp_path: Path, ledger: Path, drawn: list[Figure], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    none = results_figure(tmp_path / "none.svg", results=tmp_path)
-    assert "printed values alone" in capsys.readouterr().out
-    ours = results_figure(tmp_path / "ours.svg", "ppl_word", ledger)
-    assert none.read_text().startswith("<?xml")
-    assert none.stat().st_size < ours.stat().st_size
+    results_figure(tmp_path / "none.svg", results=tmp_path)
+    assert f"no row of {tmp_path}" in capsys.readouterr().out
+    results_figure(tmp_path / "ours.svg", "ppl_word", ledger)
+    assert "no row" not in capsys.readouterr().out
+    assert [len(figure.axes) for figure in drawn] == [2, 4]
 
 
-def test_results_figure_draws_what_is_printed_and_what_was_measured(
-    tmp_path: Path, ledger: Path, drawn: list[Figure]
-) -> None:
+def test_plots_printed_and_measured_values(tmp_path: Path, ledger: Path, drawn: list[Figure]) -> None:
     results_figure(tmp_path / "f.png", results=ledger)
     wiki, books, ours, none = drawn[0].axes
     lines = {line.get_label(): list(line.get_ydata()) for line in wiki.lines}
@@ -38,13 +40,25 @@ def test_results_figure_draws_what_is_printed_and_what_was_measured(
     assert [text.get_text() for text in none.texts] == ["not measured yet"]
 
 
-def test_two_kinds_of_runs_in_the_figure(tmp_path: Path, ledger: Path, drawn: list[Figure]) -> None:
-    epochs = {"steps": None, "epochs": 2.0}
+def test_per_word_values_are_plotted_for_ppl_word(tmp_path: Path, ledger: Path, drawn: list[Figure]) -> None:
+    results_figure(tmp_path / "f.png", "ppl_word", ledger)
+    wiki, _, ours, _ = drawn[0].axes
+    assert list(wiki.lines[0].get_ydata()) == [row.delta.word for row in printed.sweep("A1").rows]
+    assert list(ours.lines[0].get_ydata()) == [81.0, 78.0]
+    assert {axis.get_ylabel() for axis in (wiki, ours)} == {"test perplexity per word"}
+
+
+def test_conditions_select_our_rows(tmp_path: Path, ledger: Path, drawn: list[Figure]) -> None:
+    results_figure(tmp_path / "f.png", results=ledger, where=["k=100"])
+    legend = drawn[0].axes[2].get_legend()
+    assert legend
+    assert [text.get_text() for text in legend.get_texts()] == ["k = 100"]
+
+
+def test_series_of_two_trainings_have_footnotes_and_markers(tmp_path: Path, ledger: Path, drawn: list[Figure]) -> None:
+    books = {"length": {"steps": None, "epochs": 2.0}, "train_data": {"name": "books", "tokens": 49_000_000}}
     for slots in (5, 53):
-        append(
-            ledger / "other.jsonl",
-            row(slots, 100, 0, 30.0, length=epochs, train_data={"name": "books", "tokens": 49_000_000}),
-        )
+        append(ledger / "other.jsonl", row(slots, 100, 0, 30.0, **books))
     results_figure(tmp_path / "f.png", results=ledger)
     wiki, _, ours, none = drawn[0].axes
     lines = {line.get_label(): line for line in ours.lines if not line.get_label().startswith("_")}
@@ -58,40 +72,42 @@ def test_two_kinds_of_runs_in_the_figure(tmp_path: Path, ledger: Path, drawn: li
     assert list(none.get_yticks()) == []
 
 
-def test_titles_of_the_figure_stay_within_it(tmp_path: Path, drawn: list[Figure]) -> None:
-    """With the longest that our rows make: a part of PG-19's test set."""
-    results_figure(tmp_path / "f.png", results=Path(__file__).parents[2] / "results")
-    drawn[0].draw_without_rendering()
-    for axis in drawn[0].axes:
-        right = axis._left_title.get_window_extent().x1
-        assert right <= drawn[0].bbox.x1
-        assert len(axis.get_title("left")) > 20
+def test_titles_stay_within_the_figure(tmp_path: Path, drawn: list[Figure]) -> None:
+    """With the longest title that our own rows make: a part of PG-19's test set."""
+    results_figure(tmp_path / "f.png", results=RESULTS)
+    figure = drawn[0]
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        text = axis.get_title("left")
+        (title,) = [artist for artist in axis.get_children() if getattr(artist, "get_text", str)() == text]
+        assert len(text) > 20
+        assert title.get_window_extent().x1 <= figure.bbox.x1
 
 
-def test_a_single_seed_is_white_and_told(tmp_path: Path, ledger: Path, drawn: list[Figure]) -> None:
+def test_single_seed_is_a_white_point(tmp_path: Path, ledger: Path, drawn: list[Figure]) -> None:
     results_figure(tmp_path / "f.png", results=ledger)
     ours = drawn[0].axes[2]
-    small = [line for line in ours.lines if line.get_markersize() == 2.5]
-    alone = [line for line in small if line.get_color() == "white"]
-    assert 0 < len(alone) < len(small)
-    assert ours.get_title("left").endswith("small points: single seeds; white: one seed alone")
+    points = [line for line in ours.lines if line.get_markersize() == 2.5]
+    white = [line for line in points if line.get_color() == palette.PAPER]
+    assert 0 < len(white) < len(points)
+    assert "white" in ours.get_title("left").splitlines()[-1]
 
 
-def test_a_panel_of_rows_that_do_not_tell_says_so(ledger: Path, tmp_path: Path, drawn: list[Figure]) -> None:
-    results_figure(tmp_path / "f.png", "ppl_familiar", ledger)
+def test_panel_says_if_no_row_has_documents(ledger: Path, tmp_path: Path, drawn: list[Figure]) -> None:
+    results_figure(tmp_path / "f.png", "ppl_in_vocabulary", ledger)
     ours, none = drawn[0].axes[2:]
-    assert [text.get_text() for axis in (ours, none) for text in axis.texts] == [
-        "no row tells of familiar documents", "not measured yet",
-    ]  # fmt: skip
+    assert ["in-vocabulary" in text.get_text() for text in ours.texts] == [True]
+    assert [text.get_text() for text in none.texts] == ["not measured yet"]
     assert not ours.lines
+    assert ours.get_ylabel() == "test perplexity per token"
 
 
-def test_familiar_documents_in_the_figure(tmp_path: Path, drawn: list[Figure]) -> None:
-    append(tmp_path / "s.jsonl", with_documents(row(53, None, 0, 40.0), [300.0, 400.0, 800.0]))
-    append(tmp_path / "s.jsonl", row(5, None, 0, 41.0))  # which does not tell
-    results_figure(tmp_path / "f.png", "ppl_familiar", tmp_path)
-    printed_one, _, ours, _ = drawn[0].axes
-    assert printed_one.get_ylabel() == "test perplexity per token"
-    assert ours.get_ylabel() == "test perplexity per token, familiar documents"
-    assert "only 2 of 3 documents, the familiar ones" in ours.get_title(loc="left").replace("\n", " ")
+def test_in_vocabulary_documents_only(tmp_path: Path, save: Callable[..., Path], drawn: list[Figure]) -> None:
+    without_documents = row(5, None, 0, 41.0)
+    folder = save(with_documents(row(53, None, 0, 40.0), [300.0, 400.0, 800.0]), without_documents)
+    results_figure(tmp_path / "f.png", "ppl_in_vocabulary", folder)
+    printed_panel, _, ours, _ = drawn[0].axes
+    assert printed_panel.get_ylabel() == "test perplexity per token"
+    assert ours.get_ylabel() == "test perplexity per token, in-vocabulary documents"
+    assert "in-vocabulary documents only: 2 of 3" in ours.get_title(loc="left").replace("\n", " ")
     assert ours.lines[0].get_xydata().tolist() == [pytest.approx([53, math.exp(4)])]

@@ -1,36 +1,76 @@
-"""docs/own-text.md, typed in as it stands, at toy size."""
+"""docs/, results/ and CONTRIBUTING.md: commands parse, examples run, links resolve."""
 
-import re
-import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
 from logpast.cli import main
+from markdown_pages import PAGES, ROOT, anchors, code_blocks, commands, inline_commands, links
 
-ROOT = Path(__file__).parents[2]
+SMALL = ["--steps=3", "--batch_size=4", "--model.layers=1", "--model.width=16", "--accelerator=cpu"]
 
 
-def test_own_text_page(
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def test_commands_of_own_text_run(
     tmp_path: Path, books: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """As a reader would type them, at toy size."""
     monkeypatch.chdir(tmp_path)
     for split in ("train", "validation", "test"):
         shutil.copytree(books, tmp_path / "mytext" / split)
-    page = (ROOT / "docs" / "own-text.md").read_text()
-    commands = [
-        shlex.split(line) for block in re.findall(r"```sh\n(.*?)```", page, re.S) for line in block.splitlines()
-    ]
-    assert len(commands) == 8
-    smaller = ["--steps=3", "--batch_size=4", "--model.layers=1", "--model.width=16", "--accelerator=cpu"]
-    for program, verb, *words in commands:
-        assert program == "logpast"
-        words = ["bpe-300" if word == "bpe-2048" else word for word in words]
+    typed = commands(ROOT / "docs" / "own-text.md")
+    assert [words[0] for words in typed] == ["data", "data", "data", "train", "eval", "train", "eval", "generate"]
+    for words in typed:
+        small = ["bpe-300" if word == "bpe-2048" else word for word in words] + (SMALL if words[0] == "train" else [])
         with pytest.raises(SystemExit) as stop:
-            main([verb, *words, *(smaller if verb == "train" else [])])
+            main(small)
         assert not stop.value.code, capsys.readouterr().err
     out = capsys.readouterr().out
     assert "ppl_word" in out
     assert "against runs/control" in out
     assert "Once upon a time" in out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_have_the_options_that_are_shown(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in commands(page) + inline_commands(page):
+        end = len(words) - words[-1].startswith("--")  # a sentence may name an option without its value
+        with pytest.raises(SystemExit) as stop:
+            main([*words[:end], "--help", *words[end:]])
+        assert stop.value.code == 0, f"{words}: {capsys.readouterr().err}"
+
+
+def test_commands_are_found_on_the_pages() -> None:
+    assert len(commands(ROOT / "docs" / "commands.md")) > 30
+    assert len([words for page in PAGES for words in inline_commands(page)]) > 20
+
+
+@pytest.mark.parametrize("number", range(len(code_blocks(ROOT / "docs" / "python.md", "python"))))
+def test_python_examples_of_the_docs_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = code_blocks(ROOT / "docs" / "python.md", "python")[number]
+    if "transformers" in code:
+        pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, f"docs/python.md, example {number}", "exec"), {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_relative_links_and_anchors_resolve(page: Path) -> None:
+    for link in links(page):
+        if link.startswith(("http:", "https:", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def test_links_are_found_on_the_pages() -> None:
+    found = [link for page in PAGES for link in links(page)]
+    assert len(found) > 100
+    assert sum("#" in link for link in found) > 30

@@ -1,42 +1,35 @@
-"""What the README shows is run."""
+"""README.md: short, and its examples run."""
 
 import re
-import shlex
-from pathlib import Path
 
 import pytest
 
 from logpast.cli import main
+from markdown_pages import ROOT, code_blocks, commands
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+README = ROOT / "README.md"
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.S))
-def test_python_examples_run(code: str) -> None:
+def test_readme_has_at_most_900_words() -> None:
+    visible = re.sub(r"<!--.*?-->", "", README.read_text(), flags=re.S)
+    assert len(visible.split()) <= 900
+
+
+@pytest.mark.parametrize("code", code_blocks(README, "python"))
+def test_python_example_runs(code: str) -> None:
     exec(compile(code, "README.md", "exec"), {})
 
 
-def test_commands_have_the_options_that_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for help, a command looks at its words, and does no more."""
-    monkeypatch.chdir(ROOT)
-    commands = [shlex.split(line, comments=True) for line in README.splitlines() if line.startswith("logpast ")]
-    assert len(commands) == 12
-    for _, *words in commands:
-        with pytest.raises(SystemExit, match="0"):
-            main([*words, "--help"])
+def test_readme_shows_four_commands() -> None:
+    assert [words[0] for words in commands(README)] == ["data", "train", "eval", "generate"]
 
 
-def test_recipes_and_targets_exist() -> None:
-    for recipe in re.findall(r"recipes/[\w-]+\.yaml", README):
-        assert (ROOT / recipe).is_file(), recipe
-    targets = re.findall(r"^make (\w+)", README, re.M)
-    makefile = (ROOT / "Makefile").read_text()
-    assert targets == ["demo", "test"]
-    assert all(f"\n{target}:" in makefile for target in targets)
+@pytest.mark.parametrize("words", commands(README), ids=" ".join)
+def test_command_has_the_options_that_are_shown(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--help"])
+    assert stop.value.code == 0
 
 
-def _off_test_every_room() -> None:
-    for path in (ROOT / "src" / "logpast").iterdir():
-        if not path.name.startswith(("_", "version", "py.typed")):
-            assert path.name.removesuffix(".py") in README, path.name
+def test_readme_names_make_demo_and_make_test() -> None:
+    assert [words[0] for words in commands(README, "make")] == ["demo", "test"]

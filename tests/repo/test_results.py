@@ -1,4 +1,4 @@
-"""Figures in prose are those of the ledger."""
+"""results/: rows are whole, and the pages have its numbers."""
 
 import json
 import re
@@ -6,46 +6,62 @@ import statistics
 from pathlib import Path
 
 import pytest
-from tools.pages import MARKED, pages
+from tools.pages import REGION, find_pages, pages
 from tools.views import VIEWS, topics
 
 from logpast.ledger import row as ledger
+from markdown_pages import ROOT
 
-ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), RESULTS / "README.md"]
 
 
-def test_rows_are_whole() -> None:
-    for file in RESULTS.glob("*.jsonl"):
-        for row in ledger.read(file):
-            assert re.fullmatch(r"[0-9a-f]{40}", row["trained_at_revision"])
-            assert row["scores"]["unscored"] == 0
-            assert row["recipe_hash"] == ledger.hash_recipe(row["recipe"])
-    for file in RESULTS.glob("*.json"):
-        assert re.fullmatch(r"[0-9a-f]{40}", json.loads(file.read_text())["revision"])
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.jsonl")), ids=lambda file: file.name)
+def test_rows_are_whole(file: Path) -> None:
+    rows = ledger.read(file)
+    assert rows
+    for row in rows:
+        assert re.fullmatch(r"[0-9a-f]{40}", row["trained_at_revision"])
+        assert row["scores"]["unscored"] == 0
+        assert row["recipe_hash"] == ledger.hash_recipe(row["recipe"])
 
 
-def test_pages_say_what_the_ledger_says() -> None:
-    """When this fails: `logpast results pages`."""
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.name)
+def test_benchmark_tables_name_their_revision(file: Path) -> None:
+    assert re.fullmatch(r"[0-9a-f]{40}", json.loads(file.read_text())["revision"])
+
+
+def test_every_file_of_results_is_described() -> None:
+    described = (RESULTS / "README.md").read_text()
+    for file in RESULTS.iterdir():
+        assert f"`{file.name}{'/' if file.is_dir() else ''}`" in described or file.name == "README.md", file.name
+
+
+def test_pages_have_the_numbers_of_results() -> None:
+    """If this fails: `make pages`."""
     assert pages(ROOT, check=True) == []
 
 
 def test_every_view_is_on_a_page() -> None:
-    marked = {mark["name"] for page in PAGES for mark in MARKED.finditer(page.read_text())}
-    assert marked >= set(VIEWS)
-    front = {mark["name"] for mark in MARKED.finditer((ROOT / "README.md").read_text())}
-    assert front >= {"demo-summary", "price-of-memory", "price-of-attention", "paper-best", "paper-all-counted"}
+    assert regions(*find_pages(ROOT)) >= set(VIEWS)
 
 
-def test_the_demo_on_the_front_page_is_the_ledgers() -> None:
-    """What `make demo` prints there, in a code block, where no comment can stand."""
+def test_readme_has_the_main_results() -> None:
+    expected = {"sweep-pairs", "sweep-pairs-pg19", "sweep-small-gains", "price-of-memory", "price-of-attention"}
+    assert regions(ROOT / "README.md") >= expected | {"paper-best", "paper-all-counted"}
+
+
+def regions(*paths: Path) -> set[str]:
+    return {region["name"] for path in paths for region in REGION.finditer(path.read_text())}
+
+
+def test_output_of_the_demo_on_the_summary_is_that_of_the_ledger() -> None:
+    """It is in a code block, where no region can be."""
     (row,) = [
         row["scores"]
         for row in ledger.read(RESULTS / "demo-text.jsonl")
         if (row["recipe"]["model"]["system"], row["seed"]) == ("log_memory", 0)
     ]
-    page = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "results" / "summary.md").read_text()
     for name in ("ppl_token", "ppl_word", "bits_per_byte"):
         low, high = row["interval"][name]
         assert re.search(rf"{name} +{row[name]:.4f} \[{low:.4f}, {high:.4f}\]", page)
@@ -54,15 +70,15 @@ def test_the_demo_on_the_front_page_is_the_ledgers() -> None:
     assert f"better on {row['against']['documents_better']} of {row['against']['documents']} documents" in page
 
 
-def test_what_is_said_of_the_topics() -> None:
-    """The control is within 0.01 nats of the best that its view allows; the memory is below it."""
+def test_topics_control_is_near_its_optimum_and_memory_below_it() -> None:
+    """The pages say: the control is within 0.01 nats of the best loss for its view, and the memory is below that."""
     optima, nats = topics(RESULTS)
-    best, view = optima["optimum_given_all"], optima["optimum_given_recent"]
-    assert all(0 < value - view < 0.01 for value in nats["recent"])
+    best, best_of_view = optima["optimum_given_all"], optima["optimum_given_recent"]
+    assert all(0 < value - best_of_view < 0.01 for value in nats["recent"])
     error = statistics.stdev(nats["log_memory"]) / 3**0.5
-    assert all(best < value < view - 2 * error for value in nats["log_memory"])
+    assert all(best < value < best_of_view - 2 * error for value in nats["log_memory"])
 
 
 @pytest.mark.parametrize("name", ["rivals-toy", "demo-text", "demo-topics"])
-def test_a_table_is_of_one_revision(name: str) -> None:
+def test_rows_of_a_table_are_of_one_revision(name: str) -> None:
     assert len({row["trained_at_revision"] for row in ledger.read(RESULTS / f"{name}.jsonl")}) == 1

@@ -1,4 +1,4 @@
-"""What we measured beside what the paper prints: a table of a row an L and system."""
+"""Our results next to the paper's: one table with one row per L and system."""
 
 from __future__ import annotations
 
@@ -8,106 +8,100 @@ from pathlib import Path
 from logpast.evaluation.vocabulary import UNSEEN
 from logpast.ledger.documents import difference, spread
 from logpast.paper import printed
-from logpast.paper.measured import Measure, Series, abouts, mark, measured
+from logpast.paper.measured import Measure, Series, footnotes, measured
 from logpast.reporting.tables import Table
 
-HEADS = ("L", "τ*max", "system", "printed", "printed − delta",
-         "ours", "ours − delta", "ours, familiar", "ours − delta, familiar", "tokens seen", "state KiB")  # fmt: skip
+HEADS = (
+    "L", "τ*max", "system", "printed", "printed − delta", "ours", "ours − delta", "ours, in-vocabulary",
+    "ours − delta, in-vocabulary", "tokens seen", "state KiB",
+)  # fmt: skip
 
 
-def ours(name: str, results: Path) -> Table | None:
-    """What we measured beside Table A1 or A2: a row an L and system; None where there is nothing."""
-    table = printed.sweep(name)
-    series = measured(table, results)
-    return of_ours(beside(table, series)) if series else None
+def ours_table(name: str, results: Path) -> Table | None:
+    """The cells of Table A1 or A2 that we measured, next to the printed ones; None if there are none."""
+    sweep = printed.sweep(name)
+    series = measured(sweep, results)
+    return only_ours(printed_and_ours(sweep, series)) if series else None
 
 
-def of_ours(table: Table) -> Table:
-    """Its rows that have a figure of ours."""
-    place = table.heads.index("ours")
-    return table._replace(rows=[row for row in table.rows if row[place]])
+def only_ours(table: Table) -> Table:
+    """The rows of `printed_and_ours` that have a result of ours."""
+    column = table.heads.index("ours")
+    return table._replace(rows=[row for row in table.rows if row[column]])
 
 
-def beside(table: printed.Sweep, series: list[Series]) -> Table:
-    """A row an L and system that is printed, or that we measured: the paper's figures, and ours."""
+def printed_and_ours(sweep: printed.Sweep, all_series: list[Series]) -> Table:
+    """One row per L and system, printed or measured. Columns without any value are left out."""
     lines = []
-    for row in table.rows:
-        cells = {"delta": row.delta} | {printed.k_equals(k): cell for k, cell in row.filters.items()}
-        measured_here = [one for one in series if row.slots in one.points]
-        for kind in dict.fromkeys([*cells, *(one.kind for one in measured_here)]):
-            runs: list[Series | None] = [one for one in measured_here if one.kind == kind]
-            for one in runs or [None]:
-                line = {"L": str(row.slots), "τ*max": f"{row.window:,}", "system": kind, **_as_printed(cells, kind)}
-                lines.append(line | (_as_measured(one, series, row.slots) if one else {}))
+    for row in sweep.rows:
+        cells = {"delta": row.delta} | {printed.filter_name(k): cell for k, cell in row.filters.items()}
+        runs = [series for series in all_series if row.slots in series.scores]
+        for system in dict.fromkeys([*cells, *(series.system for series in runs)]):
+            line = {"L": str(row.slots), "τ*max": f"{row.window:,}", "system": system, **_printed(cells, system)}
+            of_system = [line | _measured(series, all_series, row.slots) for series in runs if series.system == system]
+            lines += of_system or [line]
     heads = [head for head in HEADS if any(line.get(head) for line in lines)]
-    notes = _notes(series, heads)
-    return Table(heads, [[line.get(head, "") for head in heads] for line in lines], table.title, notes)
+    rows = [[line.get(head, "") for head in heads] for line in lines]
+    return Table(heads, rows, sweep.title, _notes(all_series, heads))
 
 
-def _as_printed(cells: dict[str, printed.Cell], name: str) -> dict[str, str]:
-    if name not in cells:
+def _printed(cells: dict[str, printed.Cell], system: str) -> dict[str, str]:
+    if system not in cells:
         return {}
-    gain = "" if name == "delta" else f"{math.log(cells[name].raw / cells['delta'].raw):+.3f}"
-    return {"printed": str(cells[name]), "printed − delta": gain}
+    gain = "" if system == "delta" else f"{math.log(cells[system].raw / cells['delta'].raw):+.3f}"
+    return {"printed": str(cells[system]), "printed − delta": gain}
 
 
-def _as_measured(one: Series, series: list[Series], slots: int) -> dict[str, str]:
-    seeds = len(one.points[slots])
-    means = f"{_means(one, slots, 'ppl_token')}/{_means(one, slots, 'ppl_word')}"
-    found = {
-        "system": f"{one.name}{mark(one, series)}",
-        "ours": means + (f" ({seeds} seeds)" if seeds > 1 else ""),
-        "tokens seen": "–".join(dict.fromkeys(f"{each / 1e6:,.1f}M" for each in _extremes(one, slots))),
+def _measured(series: Series, all_series: list[Series], slots: int) -> dict[str, str]:
+    runs = series.scores[slots]
+    seen = [scores["seen"] for scores in runs.values()]
+    means = f"{_mean(series, slots, 'ppl_token')}/{_mean(series, slots, 'ppl_word')}"
+    cells = {
+        "system": f"{series.name}{footnotes(all_series)[series.description]}",
+        "ours": means + (f" ({len(runs)} seeds)" if len(runs) > 1 else ""),
+        "tokens seen": "–".join(dict.fromkeys(f"{tokens / 1e6:,.1f}M" for tokens in (min(seen), max(seen)))),
     }
-    if one.documents.tell_apart:
-        found["ours, familiar"] = _means(one, slots, "ppl_familiar")
-    if slots in one.states:
-        found["state KiB"] = f"{one.states[slots] / 2**10:,.0f}"
-    for control in series:
-        if control.is_control_of(one) and slots in control.points:
-            both = one.points[slots], control.points[slots], one.documents
-            found["ours − delta"] = difference(*both)
-            if one.documents.tell_apart:
-                found["ours − delta, familiar"] = difference(*both, familiar=True)
-    return found
+    if series.documents.tell_apart:
+        cells["ours, in-vocabulary"] = _mean(series, slots, "ppl_in_vocabulary")
+    if slots in series.state_bytes:
+        cells["state KiB"] = f"{series.state_bytes[slots] / 2**10:,.0f}"
+    for control in all_series:
+        if control.is_control_of(series) and slots in control.scores:
+            both = runs, control.scores[slots], series.documents
+            cells["ours − delta"] = difference(*both)
+            if series.documents.tell_apart:
+                cells["ours − delta, in-vocabulary"] = difference(*both, familiar=True)
+    return cells
 
 
-def _extremes(one: Series, slots: int) -> tuple[int, int]:
-    """The fewest and the most tokens that a seed's weights have seen."""
-    seen = [scores["seen"] for scores in one.points[slots].values()]
-    return min(seen), max(seen)
+def _mean(series: Series, slots: int, measure: Measure) -> str:
+    """Mean and spread over seeds; ? if not all of them have the value."""
+    values = series.values(slots, measure)
+    return spread(values, 2) if len(values) == len(series.scores[slots]) else "?"
 
 
-def _notes(series: list[Series], heads: list[str]) -> list[str]:
+def _notes(all_series: list[Series], heads: list[str]) -> list[str]:
+    marks = footnotes(all_series)
     notes = [
-        *abouts(series),
-        f"{'printed, ours' if series else 'printed'}: perplexity per token/per word; − delta: nats per token against "
-        "the control of the same L, below 0 where the memory is better",
+        *(f"{mark} {description}" for description, mark in marks.items()),
+        f"{'printed, ours' if all_series else 'printed'}: perplexity per token/per word; − delta: difference to the "
+        "control of the same L in nats per token, negative where the memory is better",
     ]
-    if any(len(seeds) > 1 for one in series for seeds in one.points.values()):
+    if any(len(seeds) > 1 for series in all_series for seeds in series.scores.values()):
         notes.append("±: standard deviation over seeds")
     if "ours − delta" in heads:
         notes.append(
-            "ours − delta: between runs of the same seed; in brackets, 95 % over documents: of these runs, it says "
-            "nothing of other seeds"
+            "ours − delta: between runs of the same seed; in brackets: 95 % interval over documents, for these runs "
+            "and not for other seeds"
         )
-    if any(one.documents.tell_apart for one in series):
+    if separate := [series for series in all_series if series.documents.tell_apart]:
+        counts = dict.fromkeys(series.in_vocabulary_count + marks[series.description] for series in separate)
         notes.append(
-            "familiar: per token, over the documents with at most "
-            f"{100 * UNSEEN:g} % of tokens that the training text never has ("
-            + ", ".join(dict.fromkeys(one.familiar + mark(one, series) for one in series if one.documents.tell_apart))
-            + ")"
+            f"in-vocabulary: per token, over the documents in which at most {100 * UNSEEN:g} % of the tokens never "
+            f"occur in the training text ({', '.join(counts)})"
         )
-    if series:
-        notes.append(
-            "tokens seen: by the weights that were scored, those of the training that did best on validation text"
-        )
-    if any(one.states for one in series):
-        notes.append("state: what must be kept of a stream to go on with it, in float32")
+    if all_series:
+        notes.append("tokens seen: by the scored checkpoint, the best one on validation text")
+    if "state KiB" in heads:
+        notes.append("state: what must be kept per stream to continue it, in float32")
     return notes
-
-
-def _means(series: Series, slots: int, measure: Measure) -> str:
-    """Over seeds, if all rows tell it."""
-    found = series.values(slots, measure)
-    return spread(found, 2) if len(found) == len(series.points[slots]) else "?"

@@ -1,4 +1,4 @@
-"""`logpast paper results-figure`: the paper's results as it prints them, and under them ours."""
+"""`logpast paper results-figure`: perplexity against L, the paper's and ours."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from typing import Any
 from logpast.filters import paper_horizon
 from logpast.ledger.row import RESULTS
 from logpast.paper import printed
-from logpast.paper.measured import Measure, Series, abouts, mark, measured
+from logpast.paper.measured import Measure, Series, footnotes, measured
+from logpast.reporting import palette
 from logpast.reporting.plots import check_plot_path, write_plot
 from logpast.util.validation import validate_arguments
 
-UNITS: dict[Measure, str] = {"ppl_token": "token", "ppl_word": "word", "ppl_familiar": "token, familiar documents"}
-COLOURS = {"delta": "0.4", "k = 100": "tab:blue", "k = 150": "tab:orange", "k = 200": "tab:green"}
+UNITS: dict[Measure, str] = {
+    "ppl_token": "token",
+    "ppl_word": "word",
+    "ppl_in_vocabulary": "token, in-vocabulary documents",
+}
+SYSTEMS = ("delta", *map(printed.filter_name, printed.SHARPNESSES))
+COLOURS = dict(zip(SYSTEMS, (palette.NEUTRAL, *palette.SERIES), strict=False))
+TITLE_WIDTH, LEGEND_WIDTH = 78, 40  # characters per line
 
 
 @validate_arguments
@@ -25,10 +32,10 @@ def results_figure(
     results: Path = RESULTS,
     where: list[str] | None = None,
 ) -> Path:
-    """Draw the paper's results, perplexity against L on both corpora, and under them ours, where there are any.
+    """Plot the paper's results, perplexity against L on both corpora, and ours below them if there are any.
 
-    The top axis is τ*max, how far the filters reach. Ours are runs of a smaller scale on other training text: they
-    stand in panels of their own, and what they were trained on stands with them.
+    The top axis is τ*max, the reach of the filters. Our runs are smaller and trained on other text, so they have
+    panels of their own that say what they were trained on.
 
     Examples:
         logpast paper results-figure
@@ -36,94 +43,104 @@ def results_figure(
         logpast paper results-figure file=sweep-small
 
     Args:
-        out: the picture to write; .png, .svg and .pdf are known. An existing one is replaced.
-        measure: ppl_token, the paper's raw perplexity, or ppl_word, its per-word one, as printed; see `paper
-            accounting` for what the latter appears to count. Ours count every token. ppl_familiar is ppl_token; of
-            ours, without documents of which more than 1 % of tokens never stand in the training text.
+        out: the plot to write: .png, .svg or .pdf. An existing file is replaced.
+        measure: ppl_token: the paper's raw perplexity. ppl_word: its per-word perplexity, as printed (`logpast paper
+            accounting` shows what it appears to count); ours counts every token. ppl_in_vocabulary: ppl_token, ours
+            only over documents in which at most 1 % of the tokens never occur in the training text.
         results: folder of the ledger.
-        where: NAME=VALUE, as many as wanted: of ours only rows of which all hold, as for `logpast results`.
+        where: NAME=VALUE conditions that our rows must meet, as for `logpast results`.
 
     Returns:
-        Where the picture is.
+        The path of the plot.
     """
     check_plot_path(out)
-    tables = [printed.sweep("A1"), printed.sweep("A2")]
-    ours = [measured(table, results, where) for table in tables]
+    sweeps = [printed.sweep("A1"), printed.sweep("A2")]
+    ours = [measured(sweep, results, where) for sweep in sweeps]
     from matplotlib.figure import Figure
 
     rows = 2 if any(ours) else 1
     figure = Figure(figsize=(12, 4.6 * rows), layout="constrained")
     axes = figure.subplots(rows, 2, squeeze=False)
-    for column, (table, series) in enumerate(zip(tables, ours, strict=True)):
-        title = _draw_printed(axes[0, column], table, measure)
-        _dress(axes[0, column], f"{'AB'[column]}. {title}", "ppl_token" if measure == "ppl_familiar" else measure)
+    for column, (sweep, series) in enumerate(zip(sweeps, ours, strict=True)):
+        _plot_printed(axes[0, column], sweep, measure)
+        _label(axes[0, column], f"{'AB'[column]}. as printed, {sweep.title.partition(',')[0]}", _printed_as(measure))
         if rows == 2:
-            told = measure != "ppl_familiar" or any(one.documents.tell_apart for one in series)
-            title = _draw_measured(axes[1, column], series, measure)
-            _dress(axes[1, column], f"{'CD'[column]}. {title}", measure if told else "ppl_token")
+            title = _plot_measured(axes[1, column], series, measure)
+            known = measure != "ppl_in_vocabulary" or any(one.documents.tell_apart for one in series)
+            _label(axes[1, column], f"{'CD'[column]}. {title}", measure if known else "ppl_token")
     write_plot(figure, out)
     if not any(ours):
-        print(f"no row of {results} belongs beside these tables yet: the printed values alone are drawn")
+        print(f"no row of {results} belongs to these tables yet: only the printed values are plotted")
     print(f"wrote {out}")
     return out
 
 
-def _draw_printed(axis: Any, table: printed.Sweep, measure: Measure) -> str:
-    place = 1 if measure == "ppl_word" else 0
-    across = [row.slots for row in table.rows]
-    axis.plot(across, [row.delta[place] for row in table.rows], "s--", color="0.4", markersize=4, label="delta")
+def _printed_as(measure: Measure) -> Measure:
+    """The paper has no numbers for in-vocabulary documents: its raw ones are plotted."""
+    return "ppl_token" if measure == "ppl_in_vocabulary" else measure
+
+
+def _plot_printed(axis: Any, sweep: printed.Sweep, measure: Measure) -> None:
+    column = {"ppl_token": 0, "ppl_word": 1}[_printed_as(measure)]
+    slots = [row.slots for row in sweep.rows]
+    delta = [row.delta[column] for row in sweep.rows]
+    axis.plot(slots, delta, "s--", color=COLOURS["delta"], markersize=4, label="delta")
     for k in printed.SHARPNESSES:
-        up = [row.filters[k][place] for row in table.rows]
-        axis.plot(across, up, "o-", color=COLOURS[printed.k_equals(k)], markersize=4, label=printed.k_equals(k))
-    return f"as printed, {table.title.partition(',')[0]}"
+        name, values = printed.filter_name(k), [row.filters[k][column] for row in sweep.rows]
+        axis.plot(slots, values, "o-", color=COLOURS[name], markersize=4, label=name)
 
 
-def _draw_measured(axis: Any, series: list[Series], measure: Measure) -> str:
-    """A point a seed, white where there is one alone, a line through the means; where nothing was measured, that."""
-    if not any(one.values(slots, measure) for one in series for slots in one.points):
-        why = "no row tells of familiar documents" if series else "not measured yet"
-        axis.text(0.5, 0.5, why, transform=axis.transAxes, ha="center", color="0.4")
+def _plot_measured(axis: Any, all_series: list[Series], measure: Measure) -> str:
+    """A line through the means and a small point per seed, white for a single seed. Returns the panel's title."""
+    if not any(series.values(slots, measure) for series in all_series for slots in series.scores):
+        reason = "no row has scores of in-vocabulary documents" if all_series else "not measured yet"
+        axis.text(0.5, 0.5, reason, transform=axis.transAxes, ha="center", color=palette.NEUTRAL)
         axis.set_yticks([])
         return "ours"
-    notes, drawn = abouts(series), list[str]()
-    for one in series:
-        places = [slots for slots in sorted(one.points) if one.values(slots, measure)]
-        means = [statistics.mean(one.values(slots, measure)) for slots in places]
-        again = drawn.count(one.kind)
-        style = ("s^vDP"[again % 5] + "--") if one.kind == "delta" else ("o^vDP"[again % 5] + "-")
-        label = fill(one.name + (f" {mark(one, series)}" if len(notes) > 1 else ""), 40)
-        look = {"color": COLOURS.get(one.kind), "alpha": 0.5 if again else 1.0, "markersize": 6 if again else 4}
-        (line,) = axis.plot(places, means, style, label=label, **look)
-        drawn.append(one.kind)
-        for slots in places:
-            values = one.values(slots, measure)
+    marks, plotted = footnotes(all_series), list[str]()
+    for series in all_series:
+        repeat = plotted.count(series.system)  # further series of a system are paler, with another marker
+        plotted.append(series.system)
+        mark = f" {marks[series.description]}" if len(marks) > 1 else ""
+        style = ("s^vDP"[repeat % 5] + "--") if series.system == "delta" else ("o^vDP"[repeat % 5] + "-")
+        look = {"color": COLOURS.get(series.system), "alpha": 0.5 if repeat else 1.0, "markersize": 6 if repeat else 4}
+        points = {slots: values for slots in sorted(series.scores) if (values := series.values(slots, measure))}
+        means = list(map(statistics.mean, points.values()))
+        (line,) = axis.plot(list(points), means, style, label=fill(series.name + mark, LEGEND_WIDTH), **look)
+        for slots, values in points.items():
+            colour = line.get_color() if len(values) > 1 else palette.PAPER
             for value in values:
-                axis.plot(slots, value, "o", color=line.get_color() if len(values) > 1 else "white", markersize=2.5)
-    lines = ["ours, smaller scale", *notes] if len(notes) > 1 else [f"ours, smaller scale: {series[0].about}"]
-    return "\n".join([*lines, *_remarks(series, measure)])
+                axis.plot(slots, value, "o", color=colour, markersize=2.5)
+    if len(marks) > 1:
+        lines = ["ours, smaller scale", *(f"{mark} {description}" for description, mark in marks.items())]
+    else:
+        lines = [f"ours, smaller scale: {all_series[0].description}"]
+    return "\n".join([*lines, *_remarks(all_series, measure)])
 
 
-def _remarks(series: list[Series], measure: Measure) -> list[str]:
-    """What else must be known to read our panel: which documents are in it, and what its small points are."""
-    apart = [one for one in series if one.documents.tell_apart and measure == "ppl_familiar"]
-    remarks = [f"only {each} documents, the familiar ones" for each in dict.fromkeys(one.familiar for one in apart)]
-    if any(len(seeds) > 1 for one in series for seeds in one.points.values()):
+def _remarks(all_series: list[Series], measure: Measure) -> list[str]:
+    """Which documents a panel of ours covers, and what its small points are."""
+    separate = [one for one in all_series if one.documents.tell_apart and measure == "ppl_in_vocabulary"]
+    counts = dict.fromkeys(one.in_vocabulary_count for one in separate)
+    remarks = [f"in-vocabulary documents only: {count}" for count in counts]
+    seeds = {len(seeds) for one in all_series for seeds in one.scores.values()}
+    if max(seeds) > 1:
         remarks.append("small points: single seeds")
-    if any(len(seeds) == 1 for one in series for seeds in one.points.values()):
-        remarks.append("white: one seed alone")
+    if 1 in seeds:
+        remarks.append("white: only one seed")
     return ["; ".join(remarks)] if remarks else []
 
 
-def _dress(axis: Any, title: str, measure: Measure) -> None:
-    """L along the bottom, τ*max of each along the top."""
-    places = [row.slots for row in printed.sweep("A1").rows]
+def _label(axis: Any, title: str, measure: Measure) -> None:
+    """L on the bottom axis, τ*max on the top one."""
+    slots = [row.slots for row in printed.sweep("A1").rows]
     axis.set(xlabel="number of filters L", ylabel=f"test perplexity per {UNITS[measure]}", xlim=(3, 55))
-    axis.set_title("\n".join(fill(line, 78) for line in title.split("\n")), loc="left", fontsize=9)
+    axis.set_title("\n".join(fill(line, TITLE_WIDTH) for line in title.split("\n")), loc="left", fontsize=9)
     if axis.lines:
-        shown = axis.get_legend_handles_labels()[1]
-        axis.legend(frameon=False, fontsize=8, ncols=2 if len(shown) > 4 else 1)  # low, so as not to lie over curves
-    axis.set_xticks(places)
+        labels = axis.get_legend_handles_labels()[1]
+        axis.legend(frameon=False, fontsize=8, ncols=2 if len(labels) > 4 else 1)  # a tall legend would hide curves
+    axis.set_xticks(slots)
     top = axis.secondary_xaxis("top")
-    top.set_xticks(places, [f"{paper_horizon(slots):,}" for slots in places], fontsize=7)
+    top.set_xticks(slots, [f"{paper_horizon(each):,}" for each in slots], fontsize=7)
     top.set_xlabel(r"$\tau^*_{\max}$ (tokens)", fontsize=8)
     axis.spines["right"].set_visible(False)

@@ -1,7 +1,7 @@
-"""`logpast paper`: the paper's tables as it prints them, and ours beside.
+"""`logpast paper table1`, `tableA1`, `tableA2`: the paper's tables as printed, and ours next to them.
 
-What it prints is in paper.yaml; what we measured is in the ledger. Ours are runs of a smaller scale on other training
-text, and say so wherever they stand.
+The printed numbers are in paper.yaml, ours in the ledger. Our runs are smaller and trained on other text; the tables
+say so.
 """
 
 from __future__ import annotations
@@ -11,97 +11,100 @@ from pathlib import Path
 from logpast.ledger.row import RESULTS
 from logpast.paper import printed
 from logpast.paper.measured import measured
-from logpast.paper.ours import beside, of_ours
+from logpast.paper.ours import only_ours, printed_and_ours
 from logpast.reporting.tables import Table, as_text, check_table_path, print_and_write, write
 from logpast.util.validation import validate_arguments
 
 
 @validate_arguments
 def table1(out: Path | None = None) -> Table:
-    """Print the paper's Table 1, and the same figures on one basis: every token, words and line ends counted.
+    """Print the paper's Table 1, also with all numbers on one basis: every token counted, per word and line end.
 
     Examples:
         logpast paper table1
         logpast paper table1 --out table1.md
 
     Args:
-        out: write it to this file too: .md, .csv or .json. An existing one is replaced.
+        out: also write the table to this file: .md, .csv or .json. An existing file is replaced.
 
     Returns:
         The table.
     """
     check_table_path(out, RESULTS)
-    page, sweep = printed.page()["table1"], printed.sweep("A1")
+    table, sweep = printed.load()["table1"], printed.sweep("A1")
     raw = {(row.slots, k): cell.raw for row in sweep.rows for k, cell in [("delta", row.delta), *row.filters.items()]}
     rows = []
-    for row in page["rows"]:
-        basis = printed.if_all_counted(sweep, raw[tuple(row["cell"])], line_ends=True) if "cell" in row else None
-        rows.append([
-            row["model"], f"{row['parameters']}M", str(row["attention"]), f"{row['ppl_word']:.2f}",
-            f"{row['ppl_word'] if basis is None else basis:.2f}" + ("" if basis is None else " †"),
-        ])  # fmt: skip
-    words = sweep.words + (sweep.lines or 0)
+    for row in table["rows"]:
+        same_basis = f"{row['ppl_word']:.2f}"
+        if "cell" in row:
+            cell = raw[tuple(row["cell"])]
+            same_basis = f"{printed.ppl_word_of_all_tokens(sweep, cell, line_ends=True):.2f} †"
+        rows.append(
+            [row["model"], f"{row['parameters']}M", str(row["attention"]), f"{row['ppl_word']:.2f}", same_basis]
+        )
     notes = [
-        f"Last column: per word and line end, {words:,} of them, the basis of the three cited systems, as printed.",
-        "† an inference: from the printed raw perplexity, if the tokens that appear to be left out of the sum are like "
-        "the rest; see `logpast paper accounting`. The cited systems read text with <unk>: beside, not against.",
+        f"Last column: per word and line end, {sweep.words + (sweep.lines or 0):,} in all, the basis of the three "
+        "cited systems, whose numbers are as printed.",
+        "† inferred from the printed raw perplexity, if the tokens that appear to be left out of the sum are like the "
+        "rest; see `logpast paper accounting`. The cited systems were scored on text with <unk>, so their numbers are "
+        "not directly comparable.",
     ]
     heads = ["model", "parameters", "attention", "per-word PPL", "on one basis"]
-    return print_and_write(Table(heads, rows, page["title"], notes), out)
+    return print_and_write(Table(heads, rows, table["title"], notes), out)
 
 
 @validate_arguments
 def table_a1(out: Path | None = None, results: Path = RESULTS, where: list[str] | None = None) -> Table:
-    """Print the paper's Table A1, WikiText-103 by L and k, and what we measured beside it, where there is any.
+    """Print the paper's Table A1, WikiText-103 by L and k, and our results for the same cells if there are any.
 
     Examples:
         logpast paper tableA1
         logpast paper tableA1 --out tableA1.csv
 
     Args:
-        out: write it to this file too: .md, .csv or .json. An existing one is replaced.
+        out: also write the table to this file: .md, .csv or .json. An existing file is replaced.
         results: folder of the ledger.
-        where: NAME=VALUE, as many as wanted: of ours only rows of which all hold, as for `logpast results`.
+        where: NAME=VALUE conditions that our rows must meet, as for `logpast results`.
 
     Returns:
         The table.
     """
-    return _give_sweep("A1", out, results, where)
+    return _print_sweep("A1", out, results, where)
 
 
 @validate_arguments
 def table_a2(out: Path | None = None, results: Path = RESULTS, where: list[str] | None = None) -> Table:
-    """Print the paper's Table A2, PG-19 by L and k, and what we measured beside it, where there is any.
+    """Print the paper's Table A2, PG-19 by L and k, and our results for the same cells if there are any.
 
     Examples:
         logpast paper tableA2
         logpast paper tableA2 --out tableA2.json
 
     Args:
-        out: write it to this file too: .md, .csv or .json. An existing one is replaced.
+        out: also write the table to this file: .md, .csv or .json. An existing file is replaced.
         results: folder of the ledger.
-        where: NAME=VALUE, as many as wanted: of ours only rows of which all hold, as for `logpast results`.
+        where: NAME=VALUE conditions that our rows must meet, as for `logpast results`.
 
     Returns:
         The table.
     """
-    return _give_sweep("A2", out, results, where)
+    return _print_sweep("A2", out, results, where)
 
 
-def _give_sweep(name: str, out: Path | None, results: Path, where: list[str] | None) -> Table:
-    """As printed, and below it what we measured, each beside the printed figure; in a file, all cells in one table."""
+def _print_sweep(name: str, out: Path | None, results: Path, where: list[str] | None) -> Table:
+    """Print the table as in the paper, then our cells next to the printed ones. A file gets all cells in one table."""
     check_table_path(out, results, RESULTS)
-    table = printed.sweep(name)
-    series = measured(table, results, where)
-    heads = ["L", "delta", "τ*max", *map(printed.k_equals, printed.SHARPNESSES)]
-    rows = [[str(row.slots), str(row.delta), f"{row.window:,}", *map(str, row.filters.values())] for row in table.rows]
-    print(as_text(Table(heads, rows, table.title)))
-    found = beside(table, series)
+    sweep = printed.sweep(name)
+    series = measured(sweep, results, where)
+    heads = ["L", "delta", "τ*max", *map(printed.filter_name, printed.SHARPNESSES)]
+    rows = [[str(row.slots), str(row.delta), f"{row.window:,}", *map(str, row.filters.values())] for row in sweep.rows]
+    print(as_text(Table(heads, rows, sweep.title)))
+    table = printed_and_ours(sweep, series)
     if series:
-        title = "Ours, at a smaller scale, every token counted, beside the printed:"
-        print("\n" + as_text(of_ours(found)._replace(title=title)))
+        title = "Ours, at a smaller scale and with every token counted, next to the printed:"
+        print("\n" + as_text(only_ours(table)._replace(title=title)))
     else:
-        print(f"no row of {results} belongs beside this table yet: the printed values alone are given")
+        print(f"no row of {results} belongs to this table yet: only the printed values are shown")
     if out is not None:
-        write(found, out)
-    return found
+        write(table, out)
+    return table
