@@ -17,7 +17,7 @@ from logpast.analysis.saved import WAYS, read_analysis
 from logpast.comparison import table as comparison_table
 from logpast.ledger import row as ledger
 from logpast.ledger.curves import above, read_curve
-from logpast.ledger.documents import documents, familiar_perplexity
+from logpast.ledger.documents import documents, in_vocabulary_perplexity
 from logpast.paper import printed
 from logpast.paper.accounting import accounting_table
 from logpast.paper.ours import ours_table
@@ -187,6 +187,15 @@ def _price_of_attention(results: Path) -> str:
     return f"over 8,448 tokens {longer:.1f} times, over 4,096 {long:.1f} times"
 
 
+def _kernels_gpu(results: Path) -> str:
+    rows = [
+        [", ".join(row["off"]) or "none", f"{row['ms']:.2f} [{row['ms_10']:.2f}, {row['ms_90']:.2f}]",
+         f"{row['longer']:+.1%}"]
+        for row in read_table(results, "kernels_gpu")["rows"]
+    ]  # fmt: skip
+    return as_markdown(Table(["switched off", "ms", "step time"], rows))
+
+
 def _memory_gpu(results: Path) -> str:
     rows = [
         [row["way"], f"{row['text'].split()[0].split(':')[0].replace('wiki22k', 'text')}, {row['horizon']:,} "
@@ -211,6 +220,16 @@ def _fast_step(results: Path) -> str:
         f"fast and plain with seed 0 differ by {statistics.mean(ways):.4f} nats in the mean and {max(ways):.4f} at "
         f"most; plain with seeds 0 and 1 by {statistics.mean(seeds):.4f} and {max(seeds):.4f}"
     )
+
+
+def _controls(results: Path) -> str:
+    files = ("sweep-controls", "controls-in-domain")
+    rows = [
+        [row["train_data"]["name"], row["test_data"]["name"], str(row["seed"]), f"{row['scores']['ppl_token']:.2f}"]
+        for file in files
+        for row in _rows(results, file)
+    ]
+    return as_markdown(Table(["trained on", "scored on", "seed", "ppl_token"], rows))
 
 
 # Comparisons with the baselines
@@ -304,9 +323,9 @@ def _difference_in_vocabulary(memory: Row, control: Row) -> float | None:
     """The same over in-vocabulary documents, if the test text also has others."""
     seeds = [{row["seed"]: row["scores"]} for row in (memory, control)]
     test = documents(*seeds)
-    if not test.tell_apart:
+    if not test.has_both_kinds:
         return None
-    ours, theirs = (familiar_perplexity(each, test)[memory["seed"]] for each in seeds)
+    ours, theirs = (in_vocabulary_perplexity(each, test)[memory["seed"]] for each in seeds)
     return math.log(ours / theirs)
 
 
@@ -426,9 +445,11 @@ VIEWS: dict[str, View] = {
     "train-gpu-ratios": _train_gpu_ratios,
     "price-of-memory": _price_of_memory,
     "price-of-attention": _price_of_attention,
+    "kernels-gpu": _kernels_gpu,
     "memory-gpu": _memory_gpu,
     "score-gpu": _score_gpu,
     "fast-step": _fast_step,
+    "controls": _controls,
     **{file: partial(_comparison, file=file) for file in COMPARISONS},
     "rivals-pg19-short": _comparison_short,
     "rivals-pg19-speeds": _speeds,

@@ -10,7 +10,7 @@ from logpast.ledger.documents import (
     difference,
     documents,
     estimate_difference,
-    familiar_perplexity,
+    in_vocabulary_perplexity,
     name_seeds,
     spread,
     validate_documents,
@@ -46,17 +46,17 @@ def test_an_estimate_as_text_has_mean_deviation_interval_and_seeds() -> None:
 def test_in_vocabulary_documents_have_at_most_one_percent_of_unseen_tokens() -> None:
     of = documents({0: OLD}, {0: scores([1, 1, 1]), 1: scores([1, 1, 1], [2, 1, 2])})
     assert of.tokens.tolist() == [100, 100, 200]
-    assert of.familiar.tolist() == [False, True, True]
-    assert of.tell_apart
-    assert not documents({0: scores([1, 1, 1], [0, 0, 1])}).tell_apart  # there are no others
-    assert not documents({0: scores([1, 1, 1], [9, 9, 0])}).tell_apart  # only one
-    assert not documents({0: OLD}).tell_apart
+    assert of.in_vocabulary.tolist() == [False, True, True]
+    assert of.has_both_kinds
+    assert not documents({0: scores([1, 1, 1], [0, 0, 1])}).has_both_kinds  # there are no others
+    assert not documents({0: scores([1, 1, 1], [9, 9, 0])}).has_both_kinds  # only one
+    assert not documents({0: OLD}).has_both_kinds
 
 
 def test_in_vocabulary_perplexity_leaves_out_seeds_without_documents() -> None:
     seeds = {0: scores([900, 110, 240], [2, 1, 2]), 1: OLD, 2: scores([1, None, 1], [2, 1, 2])}
-    assert familiar_perplexity(seeds, documents(seeds)) == {0: pytest.approx(math.exp(350 / 300))}
-    assert familiar_perplexity({0: OLD}, documents({0: OLD})) == {}
+    assert in_vocabulary_perplexity(seeds, documents(seeds)) == {0: pytest.approx(math.exp(350 / 300))}
+    assert in_vocabulary_perplexity({0: OLD}, documents({0: OLD})) == {}
 
 
 def test_differences_are_between_equal_seeds() -> None:
@@ -74,7 +74,7 @@ def test_differences_are_between_equal_seeds() -> None:
 
 def test_differences_on_in_vocabulary_documents() -> None:
     ours, theirs = {0: scores([100, 110, 240], [2, 1, 2])}, {0: scores([900, 100, 200], [2, 1, 2])}
-    assert difference(ours, theirs, documents(ours), familiar=True) == "+0.1667 [+0.1000, +0.2000]"
+    assert difference(ours, theirs, documents(ours), in_vocabulary=True) == "+0.1667 [+0.1000, +0.2000]"
 
 
 def test_seeds_are_named_if_some_are_missing() -> None:

@@ -34,7 +34,7 @@ def test_greys_run_from_black_to_light() -> None:
     assert palette.greys(1) == ["0.0"]
 
 
-@pytest.mark.parametrize("package", ["analysis", "demo", "reporting"])
+@pytest.mark.parametrize("package", ["analysis", "comparison", "demo", "ledger", "paper", "reporting", "sweeps"])
 def test_no_colour_literals_outside_the_palette(package: str) -> None:
     for file in (SOURCES / package).rglob("*.*"):
         if file.suffix in (".py", ".html") and file.name != "palette.py":

@@ -21,19 +21,19 @@ from logpast.ledger.documents import (
     detail,
     documents,
     estimate_difference,
-    familiar_perplexity,
+    in_vocabulary_perplexity,
     name_seeds,
 )
 from logpast.ledger.documents import values as scores_of
 from logpast.ledger.row import RESULTS
-from logpast.reporting import tables
+from logpast.reporting import palette, tables
 from logpast.reporting.plots import check_plot_path, remove_frame, write_plot
 from logpast.util.errors import UserError
 from logpast.util.validation import validate_arguments
 
 Row = dict[str, Any]
 Number = Estimate | float | None
-COLOURS = {"all": "tab:blue", "in-vocabulary": "tab:orange", "interval": "0.75", "label line": "0.6"}
+COLOURS = {"all": palette.SERIES[0], "in-vocabulary": palette.SERIES[1]}
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class System:
 
     def in_vocabulary_perplexity(self) -> Estimate | None:
         """Per token, if the test text has documents of both kinds."""
-        found = familiar_perplexity(self.seeds, self.documents) if self.documents.tell_apart else {}
+        found = in_vocabulary_perplexity(self.seeds, self.documents) if self.documents.has_both_kinds else {}
         return Estimate(list(found.values()), note=name_seeds(found, self.seeds)) if found else None
 
     def against_first(self, in_vocabulary: bool = False) -> Estimate | None:
         """Nats per token above the first system."""
         if self.first is None or (in_vocabulary and self.in_vocabulary_perplexity() is None):
             return None
-        return estimate_difference(self.seeds, self.first, self.documents, familiar=in_vocabulary)
+        return estimate_difference(self.seeds, self.first, self.documents, in_vocabulary)
 
     def training_seconds(self) -> float | None:
         """Only in comparisons of equal time."""
@@ -252,7 +252,7 @@ def draw(rows: list[Row], out: Path) -> None:
 
     systems = _systems(rows)
     of = next(iter(systems.values())).documents
-    split = of.tell_apart
+    split = of.has_both_kinds
     figure = Figure(figsize=(12, 1.5 + 0.45 * max(6, len(systems))), layout="constrained")
     bars, states = figure.subplots(1, 2)
     spots = dict[str, tuple[float, float]]()
@@ -262,9 +262,7 @@ def draw(rows: list[Row], out: Path) -> None:
         known = system.in_vocabulary_perplexity()
         in_vocabulary = known.seeds if known else []
         if score.interval:
-            bars.plot(
-                score.interval, [height] * 2, color=COLOURS["interval"], linewidth=6, solid_capstyle="butt", zorder=1
-            )
+            bars.plot(score.interval, [height] * 2, color=palette.FAINT, linewidth=6, solid_capstyle="butt", zorder=1)
         for some, kind in ((finite, "all"), (in_vocabulary, "in-vocabulary")):
             bars.plot(some, [height] * len(some), "o", color=COLOURS[kind], markersize=4, zorder=2)
         if some := in_vocabulary if split else finite:
@@ -288,7 +286,7 @@ def draw(rows: list[Row], out: Path) -> None:
 
 def _add_legend(axis: Any, of: Documents) -> None:
     """Names the two kinds of points."""
-    numbers = {"all": len(of.tokens), "in-vocabulary": of.familiar.sum()}
+    numbers = {"all": len(of.tokens), "in-vocabulary": of.in_vocabulary.sum()}
     for kind, number in numbers.items():
         axis.plot([], [], "o", color=COLOURS[kind], markersize=4, label=f"{kind} documents ({number})")
     axis.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
@@ -302,7 +300,7 @@ def _label_spots(axis: Any, spots: dict[str, tuple[float, float]]) -> None:
         height = max((spot[1] - low) / (high - low), height + gap)
         axis.annotate(
             name, spot, (1.02, height), textcoords="axes fraction", fontsize=8, verticalalignment="center",
-            arrowprops={"arrowstyle": "-", "color": COLOURS["label line"], "linewidth": 0.6, "relpos": (0, 0.5)},
+            arrowprops={"arrowstyle": "-", "color": palette.FAINT, "linewidth": 0.6, "relpos": (0, 0.5)},
         )  # fmt: skip
 
 
@@ -330,9 +328,9 @@ def _notes(heads: list[str], of: Documents) -> list[str]:
             "nats against: nats per token above the first system, same seeds and documents; [ ]: 95 % over documents, "
             "which says nothing about other seeds"
         )
-    if of.tell_apart:
+    if of.has_both_kinds:
         notes.append(
-            f"in-vocabulary: {of.familiar.sum()} of {which}, those where at most {100 * UNSEEN:g} % of the tokens "
+            f"in-vocabulary: {of.in_vocabulary.sum()} of {which}, those where at most {100 * UNSEEN:g} % of the tokens "
             "never occur in the training text"
         )
     return [*notes, "tokens/s: training speed of the fastest seed"]

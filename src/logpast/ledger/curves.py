@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from logpast.evaluation.metrics import perplexity
 from logpast.ledger.row import reading
+from logpast.reporting import palette
 from logpast.reporting.plots import check_plot_path, escape_label, line_style, remove_frame, write_plot
 from logpast.reporting.tables import Table, as_text
 from logpast.training.log import read_log
@@ -20,7 +21,6 @@ from logpast.util.validation import validate_arguments
 
 Points = dict[int, float]  # step -> nats per token
 SMOOTHING = 20  # the running mean of a training loss covers 1/SMOOTHING of the records
-ZERO_LINE = "0.3"  # colour
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _draw(groups: list[list[Curve]], plot: Path, x: str) -> None:
     for axis in differences:
         if not axis.lines:
             axis.text(0.5, 0.5, "no logged step in common", transform=axis.transAxes, ha="center")
-        axis.axhline(0, color=ZERO_LINE, linewidth=0.8)
+        axis.axhline(0, color=palette.AXIS, linewidth=0.8)
         other = escape_label(found[0].name) if len(groups) == 1 else "the first of its pair (dotted)"
         axis.set(title=f"loss − loss of {other}\nat the same step (below 0: better)")
     for axis in (losses, *differences):

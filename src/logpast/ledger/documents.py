@@ -21,13 +21,13 @@ class Documents(NamedTuple):
     """The documents of one test text."""
 
     tokens: NDArray[np.int64]
-    familiar: NDArray[np.bool_]
+    in_vocabulary: NDArray[np.bool_]
     """which are in-vocabulary (see evaluation.vocabulary); none where the rows do not say"""
 
     @property
-    def tell_apart(self) -> bool:
+    def has_both_kinds(self) -> bool:
         """Whether to report in-vocabulary documents on their own: at least two of them, and some others."""
-        return bool(1 < self.familiar.sum() < len(self.tokens))
+        return bool(1 < self.in_vocabulary.sum() < len(self.tokens))
 
 
 class Estimate(NamedTuple):
@@ -92,15 +92,15 @@ def documents(*systems: Seeds) -> Documents:
     return Documents(tokens, np.zeros_like(tokens, bool) if unseen is None else unseen <= UNSEEN * tokens)
 
 
-def familiar_perplexity(seeds: Seeds, of: Documents) -> dict[int, float]:
+def in_vocabulary_perplexity(seeds: Seeds, of: Documents) -> dict[int, float]:
     """seed -> perplexity per token over the in-vocabulary documents; empty where the rows do not say which they are."""
-    total = of.tokens[of.familiar].sum()
+    total = of.tokens[of.in_vocabulary].sum()
     if not total:
         return {}
-    return {seed: perplexity(nats[of.familiar].sum(), total) for seed, nats in _nats(seeds).items()}
+    return {seed: perplexity(nats[of.in_vocabulary].sum(), total) for seed, nats in _nats(seeds).items()}
 
 
-def estimate_difference(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -> Estimate | None:
+def estimate_difference(ours: Seeds, theirs: Seeds, of: Documents, in_vocabulary: bool = False) -> Estimate | None:
     """Ours − theirs in nats per token over the seeds that both have; None if there are none.
 
     The interval is over documents: it describes these runs on other texts of this kind, not other seeds.
@@ -109,7 +109,7 @@ def estimate_difference(ours: Seeds, theirs: Seeds, of: Documents, familiar: boo
     seeds = [seed for seed in both[0] if seed in both[1]]
     if not seeds:
         return None
-    chosen = of.familiar if familiar else np.ones_like(of.familiar)
+    chosen = of.in_vocabulary if in_vocabulary else np.ones_like(of.in_vocabulary)
     one, other = (np.array([nats[seed][chosen] for seed in seeds]) for nats in both)
     per_seed = (one - other).sum(axis=1) / of.tokens[chosen].sum()
     found = paired_difference(one.mean(axis=0), other.mean(axis=0), of.tokens[chosen])
@@ -117,9 +117,9 @@ def estimate_difference(ours: Seeds, theirs: Seeds, of: Documents, familiar: boo
     return Estimate(per_seed.tolist(), interval, name_seeds(seeds, ours))
 
 
-def difference(ours: Seeds, theirs: Seeds, of: Documents, familiar: bool = False) -> str:
+def difference(ours: Seeds, theirs: Seeds, of: Documents, in_vocabulary: bool = False) -> str:
     """`estimate_difference` as text, with the seeds if they are not all of ours; empty if there are none."""
-    found = estimate_difference(ours, theirs, of, familiar)
+    found = estimate_difference(ours, theirs, of, in_vocabulary)
     return found.text("+.4f") if found else ""
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from logpast.filters import PAPER_SPACING
-from logpast.ledger.documents import Documents, detail, documents, familiar_perplexity, values
+from logpast.ledger.documents import Documents, detail, documents, in_vocabulary_perplexity, values
 from logpast.ledger.query import Entry, is_run, parse_condition, read, select
 from logpast.ledger.row import RESULTS, hash_recipe
 from logpast.paper import printed
@@ -42,7 +42,7 @@ class Series(NamedTuple):
     def values(self, slots: int, measure: Measure) -> list[float]:
         """One value per seed that has it."""
         if measure == "ppl_in_vocabulary":
-            return list(familiar_perplexity(self.scores[slots], self.documents).values())
+            return list(in_vocabulary_perplexity(self.scores[slots], self.documents).values())
         return values(self.scores[slots], measure)
 
     @property
@@ -51,7 +51,7 @@ class Series(NamedTuple):
 
     @property
     def in_vocabulary_count(self) -> str:
-        return f"{self.documents.familiar.sum()} of {len(self.documents.tokens)}"
+        return f"{self.documents.in_vocabulary.sum()} of {len(self.documents.tokens)}"
 
     def is_control_of(self, other: Series) -> bool:
         """Whether this is the control of a memory series: all settings that both systems have are equal."""

@@ -61,7 +61,7 @@ def _measured(series: Series, all_series: list[Series], slots: int) -> dict[str,
         "ours": means + (f" ({len(runs)} seeds)" if len(runs) > 1 else ""),
         "tokens seen": "–".join(dict.fromkeys(f"{tokens / 1e6:,.1f}M" for tokens in (min(seen), max(seen)))),
     }
-    if series.documents.tell_apart:
+    if series.documents.has_both_kinds:
         cells["ours, in-vocabulary"] = _mean(series, slots, "ppl_in_vocabulary")
     if slots in series.state_bytes:
         cells["state KiB"] = f"{series.state_bytes[slots] / 2**10:,.0f}"
@@ -69,8 +69,8 @@ def _measured(series: Series, all_series: list[Series], slots: int) -> dict[str,
         if control.is_control_of(series) and slots in control.scores:
             both = runs, control.scores[slots], series.documents
             cells["ours − delta"] = difference(*both)
-            if series.documents.tell_apart:
-                cells["ours − delta, in-vocabulary"] = difference(*both, familiar=True)
+            if series.documents.has_both_kinds:
+                cells["ours − delta, in-vocabulary"] = difference(*both, in_vocabulary=True)
     return cells
 
 
@@ -94,7 +94,7 @@ def _notes(all_series: list[Series], heads: list[str]) -> list[str]:
             "ours − delta: between runs of the same seed; in brackets: 95 % interval over documents, for these runs "
             "and not for other seeds"
         )
-    if separate := [series for series in all_series if series.documents.tell_apart]:
+    if separate := [series for series in all_series if series.documents.has_both_kinds]:
         counts = dict.fromkeys(series.in_vocabulary_count + marks[series.description] for series in separate)
         notes.append(
             f"in-vocabulary: per token, over the documents in which at most {100 * UNSEEN:g} % of the tokens never "

@@ -66,7 +66,7 @@ def results_figure(
         _label(axes[0, column], f"{'AB'[column]}. as printed, {sweep.title.partition(',')[0]}", _printed_as(measure))
         if rows == 2:
             title = _plot_measured(axes[1, column], series, measure)
-            known = measure != "ppl_in_vocabulary" or any(one.documents.tell_apart for one in series)
+            known = measure != "ppl_in_vocabulary" or any(one.documents.has_both_kinds for one in series)
             _label(axes[1, column], f"{'CD'[column]}. {title}", measure if known else "ppl_token")
     write_plot(figure, out)
     if not any(ours):
@@ -120,7 +120,7 @@ def _plot_measured(axis: Any, all_series: list[Series], measure: Measure) -> str
 
 def _remarks(all_series: list[Series], measure: Measure) -> list[str]:
     """Which documents a panel of ours covers, and what its small points are."""
-    separate = [one for one in all_series if one.documents.tell_apart and measure == "ppl_in_vocabulary"]
+    separate = [one for one in all_series if one.documents.has_both_kinds and measure == "ppl_in_vocabulary"]
     counts = dict.fromkeys(one.in_vocabulary_count for one in separate)
     remarks = [f"in-vocabulary documents only: {count}" for count in counts]
     seeds = {len(seeds) for one in all_series for seeds in one.scores.values()}
