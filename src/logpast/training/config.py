@@ -168,7 +168,7 @@ FREE_TO_CHANGE = {
 
 
 def training_settings(config: TrainConfig) -> dict[str, Any]:
-    """The settings that decide what is learned. A resumed run must have the same ones (`run_dir.check_resumable`)."""
+    """The settings that decide what is learned. A resumed run must have the same ones (`resume.check_resumable`)."""
     values = config.to_dict()
     return {f.name: values[f.name] for f in fields(config) if f.name not in FREE_TO_CHANGE}
 

@@ -18,7 +18,7 @@ from logpast.training.compile import compile_model
 from logpast.training.config import DataConfig, TrainConfig
 from logpast.training.log import Log
 from logpast.training.optimizer import build_optimizer
-from logpast.training.run_dir import find_resumption, locked_run_dir
+from logpast.training.resume import find_resumption, locked_run_dir
 from logpast.util.environment import describe, revision
 from logpast.util.errors import UserError
 

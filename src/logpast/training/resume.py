@@ -1,4 +1,4 @@
-"""The run folder: whether training starts in it, resumes in it, or is refused.
+"""Resuming: whether a run starts in its folder, resumes in it, or is refused, and what resuming checks.
 
 - `find_resumption` decides by one table, `DECISIONS`: what was asked, and what the folder holds.
 - `check_resumable` checks what a resumed run must share with its checkpoint.

@@ -19,7 +19,7 @@ from logpast.training import loop
 from logpast.training.checkpoint import find_checkpoint, sorted_checkpoints
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
-from logpast.training.run_dir import DECISIONS, Action, Contents, Request, find_resumption
+from logpast.training.resume import DECISIONS, Action, Contents, Request, find_resumption
 from logpast.util import files
 from logpast.util.errors import Diverged, UserError
 from training.helpers import WORSENING, assert_bit_equal, weights
