@@ -141,13 +141,13 @@ def test_only_the_slot_that_is_used_matters(
     runs: dict[str, Path], store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 17 slots, all but the fifth nearest are zero from the start."""
-    front = LogMemoryTransformer.front
+    make_slots = LogMemoryTransformer.make_slots
 
     def one_slot(self: LogMemoryTransformer, history: torch.Tensor) -> torch.Tensor:
-        slots = front(self, history)
+        slots = make_slots(self, history)
         return torch.cat([torch.zeros_like(slots[:, :12]), slots[:, 12:13], torch.zeros_like(slots[:, 13:])], dim=1)
 
-    monkeypatch.setattr(LogMemoryTransformer, "front", one_slot)
+    monkeypatch.setattr(LogMemoryTransformer, "make_slots", one_slot)
     result = analyze(runs["memory"], str(store.path), out=tmp_path / "out", limit=100, finest=1, device="cpu")
     slots = result["slots"]
     assert slots["increase"][4] == slots["all"]["increase"] != 0
