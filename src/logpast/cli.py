@@ -54,7 +54,7 @@ SECTIONS = {
             "recipe", "RECIPE",
         ),
         "sweep": Command(
-            "logpast.sweeps.sweep", "sweep", "train and score every cell of a grid", "page", "RECIPE"
+            "logpast.sweeps.sweep", "sweep", "train and score every cell of a grid", "recipe", "RECIPE"
         ),
     },
     "Results": {
@@ -101,8 +101,8 @@ usage: logpast COMMAND [options]; logpast COMMAND --help says more
 From a text to a model that continues it:
 
   logpast data prepare mybooks/ --out data/mine --tokenizer bpe-4096
-  logpast train --config small-cpu --data.train data/mine --data.validation other.txt --run runs/mine
-  logpast eval --checkpoint runs/mine --data unseen.txt
+  logpast train --config small-cpu --data.train data/mine --data.validation validation.txt --run runs/mine
+  logpast eval --checkpoint runs/mine --data test.txt
   logpast generate --checkpoint runs/mine --prompt "Once upon a time"
 """
 

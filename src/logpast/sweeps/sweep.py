@@ -37,7 +37,7 @@ from logpast.util.validation import validate_arguments
 
 @validate_arguments
 def sweep(
-    page: Path,
+    recipe: Path,
     out: Path | None = None,
     jobs: int | None = None,
     address: str | None = None,
@@ -53,7 +53,7 @@ def sweep(
         logpast sweep sweep-paper --address auto         # on the Ray cluster that this machine is part of
 
     Args:
-        page: YAML file that names a recipe, grids over its fields and the text to score on, or a shipped one such as
+        recipe: YAML file that names a recipe, grids over its fields and the text to score on, or a shipped one such as
             sweep-toy.
         out: folder for ledger.jsonl, runs and logs; by default runs/ and the name of the YAML file. What is finished
             there is not done again. On a cluster, all machines must see it under this path.
@@ -74,7 +74,7 @@ def sweep(
     if jobs and address is not None:
         raise UserError("--jobs is for sweeps without Ray; with --address, set cpus and gpus in the YAML file")
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    file = find_recipe(page)
+    file = find_recipe(recipe)
     out = (out or Path("runs") / file.stem).absolute()
     config = read_config(file)
     cells = cells_of(config, file, out)
