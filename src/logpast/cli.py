@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as error:
         if error.filename is None and error.errno not in DISK_FULL:
             raise  # not about a file: a bug
-        fix = "; make room, or write elsewhere" if error.errno in DISK_FULL else ""
+        fix = "; free some space, or write elsewhere" if error.errno in DISK_FULL else ""
         print(f"logpast: {error.filename or 'the disk'}: {error.strerror}{fix}", file=sys.stderr)
         code = 2
     sys.exit(code)

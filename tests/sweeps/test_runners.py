@@ -101,6 +101,6 @@ def test_cells_too_large_for_every_machine_are_reported(
             Cluster("local", cpus, gpus)
     assert closed == [True, True]
     assert Cluster("there:1", 6, None).max_started == 2  # it may grow
-    assert "no machine of the cluster has room for a cell with cpus: 6" in capsys.readouterr().err
+    assert "no machine of the cluster is large enough for a cell with cpus: 6" in capsys.readouterr().err
     Cluster("local", 4, None)
     assert capsys.readouterr().err == ""

@@ -121,7 +121,7 @@ def test_all_files_of_an_atomic_folder_have_the_same_mode(tmp_path: Path) -> Non
 
 
 def test_a_full_disk_reported_by_safetensors_is_a_user_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="made: no space; make room"), atomic_folder(tmp_path / "made"):
+    with pytest.raises(UserError, match="made: no space; free some space"), atomic_folder(tmp_path / "made"):
         raise SafetensorError("no space")
     assert not list(tmp_path.iterdir())
 

@@ -159,8 +159,8 @@ class Cluster:
         wanted = f"a cell with cpus: {self.cpus:g} and gpus: {self.gpus:g}"
         if address == "local":
             self.close()
-            raise UserError(f"this machine has no room for {wanted}; lower them in the sweep's YAML file")
-        print(f"no machine of the cluster has room for {wanted}; waiting for one", file=sys.stderr)
+            raise UserError(f"this machine is too small for {wanted}; lower them in the sweep's YAML file")
+        print(f"no machine of the cluster is large enough for {wanted}; waiting for one", file=sys.stderr)
 
     @property
     def max_started(self) -> int:

@@ -152,7 +152,7 @@ def open_run_dir(config: TrainConfig, fabric: Fabric, resumed: Checkpoint | None
         except UserError as error:
             problem = str(error)
         except OSError as error:
-            problem = f"cannot write {config.run}: {error.strerror}; make room or give another --run folder"
+            problem = f"cannot write {config.run}: {error.strerror}; free some space or give another --run folder"
     if problem := fabric.broadcast(problem):  # all processes must end, not only the first
         folder.close()  # releases the lock even if the caller keeps the exception, as a notebook does
         raise UserError(problem)

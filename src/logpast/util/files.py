@@ -81,7 +81,7 @@ def atomic_write(file: Path, content: str | bytes) -> None:
 def _reason_and_fix(error: OSError | SafetensorError) -> str:
     reason = getattr(error, "strerror", None) or str(error)
     may_be_full = getattr(error, "errno", None) in (None, *DISK_FULL)
-    fix = "make room or choose another place" if may_be_full else "check its permissions or choose another place"
+    fix = "free some space or choose another place" if may_be_full else "check its permissions or choose another place"
     return f"{reason}; {fix}"
 
 
