@@ -53,7 +53,7 @@ def main() -> None:
     sizes, store = TOY if args.toy else Sizes(), open_tokens(args.data)
     ensure_writable(args.out)
     table: dict[str, Any] = {
-        "what": "a training step with kernels of ours switched off",
+        "what": "a training step with GPU kernels switched off",
         "data": store.identity, "revision": revision(), "hardware": describe(pick_device("auto")), "rows": [],
     }  # fmt: skip
 

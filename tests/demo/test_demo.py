@@ -72,3 +72,10 @@ def test_when_one_training_fails_the_other_is_terminated(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match=r"control\.log"):
         demo.demo(tmp_path / "demo", only="text")  # the memory model would take minutes
     assert not sorted_checkpoints(tmp_path / "demo" / "text" / "memory")
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"), [([], None), (["--steps=100"], 100), (["--log_every=1", "--steps", "7"], 7)]
+)
+def test_progress_counts_the_steps_that_are_asked_for(options: list[str], steps: int | None) -> None:
+    assert demo._steps(options) == steps

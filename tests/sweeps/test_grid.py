@@ -151,3 +151,9 @@ def test_sweep_pairs_has_the_papers_best_cell_and_its_control() -> None:
         ("wiki22k:train", RecentConfig, 53, 0), ("wiki22k:train", LogMemoryConfig, 53, 200),
         ("pg19:train", RecentConfig, 53, 0), ("pg19:train", LogMemoryConfig, 53, 200),
     ]  # fmt: skip
+
+
+def test_a_copy_of_a_shipped_sweep_finds_its_shipped_recipe(tmp_path: Path) -> None:
+    copy = tmp_path / "mine.yaml"
+    copy.write_text((SHIPPED / "sweep-toy.yaml").read_text())
+    assert [cell.name for cell in cells(copy)] == [cell.name for cell in cells(SHIPPED / "sweep-toy.yaml")]

@@ -29,9 +29,13 @@ def test_a_shipped_recipe_is_found_by_its_name() -> None:
     assert {"small-cpu", "paper-wikitext103", "rivals-toy", "sweep-toy"} <= set(shipped_recipes())
     for name in shipped_recipes():
         assert find_recipe(Path(name)) == SHIPPED / f"{name}.yaml"
+        assert find_recipe(Path(f"{name}.yaml"), Path("elsewhere")) == SHIPPED / f"{name}.yaml"
 
 
-@pytest.mark.parametrize(("name", "meant"), [("smal-cpu", "small-cpu"), ("paper-wiki103", "paper-wikitext103")])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("smal-cpu", "small-cpu"), ("recipes/small-cpu.yaml", "small-cpu"), ("paper-wiki103", "paper-wikitext103")],
+)
 def test_an_unknown_recipe_gets_the_nearest_name(name: str, meant: str) -> None:
     with pytest.raises(UserError, match=f"{name}.*did you mean {meant}"):
         find_recipe(Path(name))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -69,7 +71,7 @@ def demo(
         seed: seed of the initial parameters and of the order of the windows, for both models.
         only: run one of the two parts.
         record: append the scores to this ledger (.jsonl).
-        train_options: more options for `logpast train`.
+        train_options: more options for `logpast train`, such as "[--steps=100, --model.layers=1]".
 
     Returns:
         The content of OUT/report.json.
@@ -81,7 +83,9 @@ def demo(
     for part in parts:
         home = out / part.name
         facts = (prepare_chapters if part is TEXT else prepare_topics)(home)
-        seconds = train_side_by_side(part, home, seed, train_options or [])
+        seconds = train_side_by_side(
+            part, home, seed, [word for option in train_options or [] for word in shlex.split(option)]
+        )
         results[part.name] = facts | {"seconds": seconds} | compare(home, record)
     if TEXT in parts:
         results["text"]["sample"] = generate(
@@ -118,9 +122,15 @@ def prepare_topics(home: Path) -> dict[str, Any]:
     }
 
 
+def _steps(options: list[str]) -> int | None:
+    """The number of steps that options for `train` ask for, if they do: --steps=100 or --steps 100."""
+    found = re.search(r"--steps[= ](\d+)", " ".join(options))
+    return int(found[1]) if found else None
+
+
 def train_side_by_side(part: Part, home: Path, seed: int, options: list[str]) -> float:
     """Train both models at once, each on one core, behind one progress bar. Returns the seconds taken."""
-    steps = read_recipe(Path(part.recipe))["steps"]
+    steps = _steps(options) or read_recipe(Path(part.recipe))["steps"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     started, running = time.monotonic(), {}
     for name, system in SYSTEMS.items():

@@ -172,7 +172,9 @@ def read_lines(path: Path, *required: str) -> Iterator[tuple[int, dict[str, Any]
             try:
                 validate(row, *required)
             except UserError as error:
-                raise UserError(f"{path}, line {number} is damaged: {error}; fix or remove it") from None
+                raise UserError(
+                    f"{path}, line {number} cannot be used: {error}; fix or remove it, or give another file"
+                ) from None
             yield number, row
 
 
@@ -182,7 +184,7 @@ def validate(row: Any, *required: str) -> None:
         raise UserError(f"{repr(row)[:40]} is not a row, {{…}}")
     for name in required:
         if name not in row:
-            raise UserError(f"it has no {name}")
+            raise UserError(f"it has no {name}, which is needed here")
     if not (required or is_run(row)):
         return
     for field in FIELDS:

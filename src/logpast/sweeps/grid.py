@@ -15,7 +15,7 @@ from logpast.data import is_store
 from logpast.data.prepare import TO_TRAIN
 from logpast.ledger.row import hash_recipe
 from logpast.training.config import TrainConfig, recorded_settings
-from logpast.training.recipes import config_from_recipe, read_recipe, read_yaml, validate_recipe
+from logpast.training.recipes import config_from_recipe, find_recipe, read_recipe, read_yaml, validate_recipe
 from logpast.util.errors import UserError, suggest
 from logpast.util.serialization import flatten
 
@@ -173,7 +173,7 @@ def _cell(
         raise UserError(f"{file}: test cannot be {test!r}; give the name of a text")
     if isinstance(base, str):
         if base not in recipes:
-            recipes[base] = read_recipe(file.parent / base)
+            recipes[base] = read_recipe(find_recipe(Path(base), file.parent))
         base = recipes[base]
     values = validate_recipe(_apply(validate_recipe(deepcopy(base), file), settings, file), file)
     labels = [choice.label for choice in picked if choice.axis != "seed"]

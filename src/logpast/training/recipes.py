@@ -40,13 +40,13 @@ def shipped_recipes() -> list[str]:
     return sorted(file.stem for file in SHIPPED.glob("*.yaml"))
 
 
-def find_recipe(name: Path) -> Path:
-    """The path of a recipe: the file if there is one, or a shipped recipe by its name, such as `small-cpu`."""
-    if name.exists() or name.suffix or name.name != str(name):
-        return name
-    if name.name not in shipped_recipes():
-        raise UserError(f"no recipe {name}; {suggest(name.name, shipped_recipes())}, or give the path of a YAML file")
-    return SHIPPED / f"{name}.yaml"
+def find_recipe(name: Path, folder: Path = Path()) -> Path:
+    """The path of a recipe: the file if there is one, else a shipped recipe by its name, such as `small-cpu`."""
+    if (folder / name).exists():
+        return folder / name
+    if name.stem in shipped_recipes() and name.name == str(name):
+        return SHIPPED / f"{name.stem}.yaml"
+    raise UserError(f"there is no file and no shipped recipe {name}; {suggest(name.stem, shipped_recipes())}")
 
 
 def read_yaml(file: Path) -> Any:
@@ -55,11 +55,10 @@ def read_yaml(file: Path) -> Any:
     try:
         return yaml.load(file.read_text(encoding="utf-8"), _UniqueKeyLoader)
     except OSError as error:
-        raise UserError(
-            f"cannot read {file}: {error.strerror}; give a YAML file or one of {', '.join(shipped_recipes())}"
-        ) from None
+        raise UserError(f"cannot read {file}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+        problem = " ".join(str(error).split()).replace('in "<unicode string>", ', "")
+        raise UserError(f"{file} is not YAML: {problem}") from None
 
 
 def read_recipe(file: Path) -> dict[str, Any]:
