@@ -15,7 +15,7 @@ Known corpora are read from the folder that the environment variable LOGPAST_DAT
 
     wikitext103/wiki.{train,valid,test}.raw
     wiki22k/train.raw
-    pg19/{train,validation,test}/<id>.txt
+    pg19/{train,more,validation,test}/<id>.txt
 
 What is not there is downloaded from the Hugging Face hub. wiki22k is local only: other Wikipedia articles in place of
 WikiText-103's training set, so no model trained on it is a WikiText-103 result. kjv, the King James text, comes with
