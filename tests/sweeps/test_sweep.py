@@ -85,7 +85,6 @@ def check(file: Path) -> None:
     ("way", "slots"),
     [
         ("--address local", [5, 9, 17]),
-        ("--jobs 2", [5, 9]),
         pytest.param("--jobs 2", [5, 9, 17], marks=pytest.mark.slow),
         pytest.param("--jobs 1", [5, 9, 17], marks=pytest.mark.slow),
     ],
