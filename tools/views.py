@@ -223,13 +223,17 @@ def _fast_step(results: Path) -> str:
 
 
 def _controls(results: Path) -> str:
-    files = ("sweep-controls", "controls-in-domain")
-    rows = [
-        [row["train_data"]["name"], row["test_data"]["name"], str(row["seed"]), f"{row['scores']['ppl_token']:.2f}"]
-        for file in files
-        for row in _rows(results, file)
-    ]
-    return as_markdown(Table(["trained on", "scored on", "seed", "ppl_token"], rows))
+    ppl: dict[tuple[str, str, str], dict[str, float]] = {}
+    for file in ("sweep-controls", "controls-in-domain"):
+        for row in _rows(results, file):
+            texts = row["train_data"]["name"], row["test_data"]["name"], str(row["seed"])
+            ppl.setdefault(texts, {})[row["recipe"]["model"]["system"]] = row["scores"]["ppl_token"]
+    rows = []
+    for texts, by_system in ppl.items():
+        control, memory = by_system["recent"], by_system["log_memory"]
+        rows.append([*texts, f"{control:.2f}", f"{memory:.2f}", f"{math.log(memory / control):+.3f}"])
+    heads = ["trained on", "scored on", "seed", "control ppl_token", "memory ppl_token", "memory − control, nats"]
+    return as_markdown(Table(heads, rows))
 
 
 # Comparisons with the baselines
