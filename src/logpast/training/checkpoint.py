@@ -43,6 +43,7 @@ T = TypeVar("T")
 STEP = re.compile(r"step-\d{8,}")
 SUMS = "SHA256SUMS"
 SUM_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # the format of sha256sum
+FOR_USE = ("model.safetensors", "state.json", "config.yaml", "tokenizer.json")
 FOR_TRAINING = ("optimizer.safetensors", "carried.safetensors")  # needed to train further, not to score or generate
 STATE = ("step", "total_steps", "tokens", "seconds", "best", "parameters", "data", "revision", "hardware")  # used later
 
@@ -156,10 +157,14 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 def _read_sums(file: Path) -> dict[str, str]:
     """Name -> SHA-256."""
-    lines = [SUM_LINE.fullmatch(line) for line in _parse(file, str.splitlines)]
+    lines = [SUM_LINE.fullmatch(line) for line in _parse(file, str).removesuffix("\n").split("\n")]
     if not all(lines):
         raise UserError(f"{file} is damaged: it is not in the format of sha256sum; use another checkpoint")
-    return {line[2]: line[1] for line in lines if line}
+    sums = {line[2]: line[1] for line in lines if line}
+    for name in (*FOR_USE, *FOR_TRAINING):
+        if name not in sums and file.with_name(name).exists():
+            raise UserError(f"{file} is damaged: it does not list {name}; use another checkpoint")
+    return sums
 
 
 def _parse(file: Path, parse: Callable[[str], T]) -> T:
@@ -290,11 +295,11 @@ def drop_optimizer_state(run: Path) -> None:
     for folder in sorted_checkpoints(run):
         with suppress(UserError):  # damaged, or the disk is full: leave it as it is
             open_checkpoint(folder)
+            for name in FOR_TRAINING:
+                (folder / name).unlink(missing_ok=True)
             if (file := folder / SUMS).exists():  # so that `sha256sum -c` does not miss the files
                 sums = {name: value for name, value in _read_sums(file).items() if name not in FOR_TRAINING}
                 atomic_write(file, _sums_text(sums))
-            for name in FOR_TRAINING:
-                (folder / name).unlink(missing_ok=True)
 
 
 def _sums_text(sums: dict[str, str]) -> str:

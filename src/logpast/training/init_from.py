@@ -87,7 +87,7 @@ class Source:
             if weight.shape != own[name].shape:
                 raise UserError(
                     f"{name} is {tuple(weight.shape)} in {self.name}, but {tuple(own[name].shape)} in the model; "
-                    "choose the same sizes, which are the defaults without --config"
+                    "choose the same sizes: they are the defaults if there is no --config"
                 )
         model.load_state_dict(found, strict=False)
         new, unused = own.keys() - found.keys(), given.keys() - found.keys()
@@ -150,12 +150,12 @@ def _checkpoint(checkpoint: Checkpoint) -> Source:
 
 def _gpt2(name: str, folder: Path) -> Source:
     """A GPT-2 in Hugging Face's format. Slots and window are not its own: a run chooses them."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        sizes = {"layers": config["n_layer"], "heads": config["n_head"], "width": config["n_embd"],
-                 "mlp": config.get("n_inner"), "vocabulary": config["vocab_size"]}  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / 'config.json'} is not the config of a GPT-2: {error!r}") from None
+    config = _read_json(folder / "config.json")
+    for key in ("n_layer", "n_head", "n_embd", "vocab_size"):
+        if not isinstance(config.get(key), int):
+            raise UserError(f"{folder / 'config.json'} is not the config of a GPT-2: it has no {key}")
+    sizes = {"layers": config["n_layer"], "heads": config["n_head"], "width": config["n_embd"],
+             "mlp": config.get("n_inner"), "vocabulary": config["vocab_size"]}  # fmt: skip
     for key, value in GPT2_SETTINGS.items():
         if config.get(key, value) != value:
             raise UserError(f"{folder / 'config.json'}: {key} is {config[key]!r}; only {value!r} can be used")
@@ -181,15 +181,22 @@ def _gpt2_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
         if vocabulary != 50_257:
             raise UserError(f"{folder} has no tokenizer.json; save the tokenizer with save_pretrained")
         return load_tokenizer("gpt2")
-    try:
-        ids = json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"]
-        plain = {i: token.encode() for token, i in ids.items() if token.isascii() and token.isalnum()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} is not a tokenizer: {error!r}") from None
-    # not compared with the whole file: the tokenizer of GPT-2 has been saved in several formats
-    if len(ids) == 50_257 and all(load_tokenizer("gpt2").vocabulary[i] == token for i, token in plain.items()):
-        return load_tokenizer("gpt2")
+    ids = _read_json(file).get("model", {}).get("vocab")
+    if isinstance(ids, dict) and len(ids) == 50_257:  # GPT-2's has been saved in several formats: compare the words
+        words = {word: i for word, i in ids.items() if word.isascii() and word.isalnum()}
+        if all(load_tokenizer("gpt2").vocabulary[i] == word.encode() for word, i in words.items()):
+            return load_tokenizer("gpt2")
     return load_tokenizer(folder)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} has another format than Hugging Face's")
+    return content
 
 
 def _load(file: Path) -> dict[str, Tensor]:

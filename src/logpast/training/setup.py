@@ -96,6 +96,8 @@ def make_model(
     if start and sizes.vocabulary is None:
         sizes = replace(sizes, vocabulary=start.vocabulary)
     model = build(sizes, store.tokenizer.size)
+    if config.precision == "64-true" and isinstance(start, Source):
+        model.double()  # before the weights are copied, which may be in double precision
     if start:
         start.load_weights(model)
     freeze(model, config.freeze)
