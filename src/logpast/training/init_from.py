@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -205,8 +206,8 @@ def _load(file: Path) -> dict[str, Tensor]:
             return load_file(file)
         loaded: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
         return loaded
-    except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, KeyError) as error:
-        raise UserError(f"{file} cannot be read: {' '.join(str(error).split())}; download it again") from None
+    except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, UnpicklingError) as error:
+        raise UserError(f"{file} cannot be read ({type(error).__name__}); download it again") from None
 
 
 def _download(name: str) -> Path:
