@@ -223,4 +223,4 @@ def _label(names: list[str], entry: Entry) -> str:
     texts = {name: _text(name, value) if is_number(value) else str(value) for name, value in values.items()}
     texts |= {name: texts[name][:7] for name in TEXTS if name in texts}
     clear = ("system", "corpus", "file")
-    return ", ".join(text if name in clear else f"{name} = {text}" for name, text in texts.items())
+    return ", ".join(text if name in clear else f"{name} = {text}" for name, text in texts.items()) or "others"
