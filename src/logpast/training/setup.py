@@ -12,6 +12,7 @@ import torch
 
 from logpast.data import TokenStore, is_store, open_tokens
 from logpast.data.batching import Batches, Lanes
+from logpast.evaluation.overlap import training_overlap, warn
 from logpast.models import LanguageModel, Recurrent, State, build
 from logpast.training.checkpoint import Checkpoint
 from logpast.training.compile import compile_model
@@ -75,6 +76,8 @@ def open_inputs(
         store, validation = open_data(config.data)
         if config.data.tokenizer and is_store(config.data.train):  # a token store has its own, whatever a recipe says
             config = replace(config, data=replace(config.data, tokenizer=store.tokenizer.name))
+        if validation and fabric.global_rank == 0 and (overlap := training_overlap(validation, store.identity, store)):
+            warn(validation, overlap, "validate on held-out text (--data.validation) to choose the best checkpoint")
         return config, store, validation, find_resumption(config, store, validation)
 
 
