@@ -137,7 +137,7 @@ def table(rows: list[Row]) -> tables.Table:
     for name, line in numbers.items():
         seeds = ", ".join(map(str, systems[name].seeds))
         lines.append((name, seeds, *(_text(number, column.form) for column, number in line.items())))
-    return tables.Table(("system", "seeds", *heads), lines, _title(rows), _notes(heads, systems[first].documents))
+    return tables.Table(("system", "seeds", *heads), lines, _title(rows), _notes(heads, systems))
 
 
 def short(rows: list[Row]) -> tables.Table:
@@ -319,8 +319,9 @@ def _title(rows: list[Row]) -> str:
     return f"{texts}; {first['parameters'] / 1e6:.3g}M parameters, {amount}{unit}"
 
 
-def _notes(heads: list[str], of: Documents) -> list[str]:
+def _notes(heads: list[str], systems: dict[str, System]) -> list[str]:
     """What the columns mean."""
+    of = next(iter(systems.values())).documents
     which = f"{len(of.tokens)} documents" if len(of.tokens) else "documents"
     notes = [f"±: standard deviation over seeds; [ ]: 95 % over {which}, from the first seed, scaled to the mean"]
     if any("nats against" in head for head in heads):
@@ -333,4 +334,8 @@ def _notes(heads: list[str], of: Documents) -> list[str]:
             f"in-vocabulary: {of.in_vocabulary.sum()} of {which}, those where at most {100 * UNSEEN:g} % of the tokens "
             "never occur in the training text"
         )
+        if lacking := [name for name, system in systems.items() if system.in_vocabulary_perplexity() is None]:
+            notes.append(f"in-vocabulary: not recorded in the rows of {', '.join(lacking)}")
+    elif len(of.tokens) and not of.counted:
+        notes.append("in-vocabulary: the rows do not say which documents are")
     return [*notes, "tokens/s: training speed of the fastest seed"]

@@ -194,14 +194,14 @@ def find(spec: str, root: Path | None = None) -> Source:
         if not files:
             found = f" (found {describe(left_out)})" if left_out else ""
             raise UserError(f"no *.txt below the folder {spec}{found}: name the files, as in '{path / '*.md'}'")
-        return _local_source(spec, {file.relative_to(path).as_posix(): file for file in files}, left_out=left_out)
+        return _local_source(spec, files, left_out=left_out)
     if os.path.lexists(path):
         return _local_source(spec, {path.name: path}, articles=path.suffix in WIKITEXT_SUFFIXES)
     if glob.has_magic(spec):
         files, left_out = files_matching(str(path))
         if not files:
             raise UserError(f"no file matches {spec}: check the pattern and the folder")
-        return _local_source(spec, {file.as_posix(): file for file in files}, left_out=left_out)
+        return _local_source(spec, files, left_out=left_out)
     known = [f"{corpus}:{split}" for corpus in CORPORA for split in CORPORA[corpus].splits]
     near = difflib.get_close_matches(spec, [*known, *CORPORA], n=1)
     hint = f"did you mean {near[0]}? " if near else ""

@@ -71,10 +71,11 @@ def prepare(
         logpast data prepare pg19:test --out data/pg19-test
 
     Args:
-        sources: text to prepare: files, folders (every *.txt below), globs, or splits of known corpora: wikitext103,
-            pg19 and kjv with :train, :validation or :test, and wiki22k:train. 'pg19:train[:50]' is its first 50
-            documents, 'pg19:train[::10]' every tenth. Several sources become one store, in the given order. The name
-            of a corpus alone means all splits that can be obtained, one store each: OUT/train, OUT/validation, …
+        sources: text to prepare, in UTF-8 (CR LF and CR become LF): files, folders (every *.txt below; what is left
+            out is listed), globs, or splits of known corpora: wikitext103, pg19 and kjv with :train, :validation or
+            :test, and wiki22k:train. 'pg19:train[:50]' is its first 50 documents, 'pg19:train[::10]' every tenth.
+            Several sources become one store, in the given order. The name of a corpus alone means all splits that
+            can be obtained, one store each: OUT/train, OUT/validation, …
         out: the folder to create. It must not exist, and it appears only when it is complete.
         tokenizer: gpt2; or bpe-SIZE, such as bpe-4096, to train one on this text (of a corpus, on its train split);
             or a tokenizer.json or another store, to use its tokenizer. A test text needs the tokenizer of the

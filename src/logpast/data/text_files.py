@@ -29,15 +29,15 @@ ENCODINGS = {  # of a text that starts with another byte-order mark; the longer 
 
 
 class TextFiles(NamedTuple):
-    """The documents that were found, sorted by name, and what is left out: reason -> names."""
+    """The documents that were found, sorted by path: title -> path. What is left out: reason -> names."""
 
-    files: list[Path]
+    files: dict[str, Path]
     left_out: dict[str, list[str]]
 
 
 def files_below(folder: Path) -> TextFiles:
     """Every *.txt below a folder, except hidden ones. Links are followed, and each folder is read once."""
-    files, left_out = list[Path](), defaultdict[str, list[str]](list)
+    files, left_out = dict[str, Path](), defaultdict[str, list[str]](list)
     seen, tops = set[str](), [folder]
     for top in tops:  # grows: linked folders come last, so that a file below `folder` keeps its own name
         for place, folders, names in os.walk(top, onerror=cannot_read):
@@ -47,40 +47,42 @@ def files_below(folder: Path) -> TextFiles:
                 folders.clear()
                 continue
             seen.add(real)
-            hidden = [f"{name}/" for name in folders if name.startswith(".")]
-            hidden += [name for name in names if name.startswith(".")]
-            left_out["hidden"] += [os.path.join(here, name) for name in hidden]
+            left_out["hidden"] += [f"{here / name}/" for name in folders if name.startswith(".")]
             folders[:] = [name for name in folders if not name.startswith(".")]
             tops += [Path(place, name) for name in folders if Path(place, name).is_symlink()]
-            for path in (Path(place, name) for name in names if not name.startswith(".")):
-                if path.suffix.lower() == ".txt" or not os.path.exists(path):  # may be a broken link to a folder
-                    files.append(path)
+            for name in names:
+                title, path = str(here / name), Path(place, name)
+                if name.startswith("."):
+                    left_out["hidden"].append(title)
+                elif path.suffix.lower() == ".txt" or not os.path.exists(path):  # a broken link, perhaps to a folder
+                    files[title] = path
                 else:
-                    left_out["not *.txt"].append(str(path.relative_to(folder)))
-    return _select(files, left_out, folder)
+                    left_out["not *.txt"].append(title)
+    return _select(files, left_out)
 
 
 def files_matching(pattern: str) -> TextFiles:
     """Every file that a glob matches. A folder that it matches is not read."""
-    matches = list(map(Path, glob.glob(pattern, recursive=True)))
-    files = [path for path in matches if not path.is_dir()]
-    parents = {parent for path in files for parent in path.parents}
+    matches = [Path(match) for match in glob.glob(pattern, recursive=True)]
+    files = {str(path): path for path in matches if not path.is_dir()}
+    parents = {parent for path in files.values() for parent in path.parents}
     folders = [f"{path}/" for path in matches if path.is_dir() and path not in parents]
-    return _select(files, defaultdict(list, {"folder": folders}), Path())
+    return _select(files, defaultdict(list, {"folder": folders}))
 
 
-def _select(files: list[Path], left_out: defaultdict[str, list[str]], folder: Path) -> TextFiles:
+def _select(files: dict[str, Path], left_out: defaultdict[str, list[str]]) -> TextFiles:
     """Leave out empty files, and links to files that are there already; refuse what cannot be read."""
-    selected, seen = list[Path](), set[str]()
-    for path in sorted(files, key=lambda path: (path.is_symlink(), path)):  # a file's own name before links to it
-        if not file_status(path).st_size:
-            left_out["empty"].append(str(path.relative_to(folder)))
-        elif (real := os.path.realpath(path)) in seen:
-            left_out["linked twice"].append(str(path.relative_to(folder)))
+    selected, seen = dict[str, Path](), set[str]()
+    for title in sorted(files, key=lambda title: (files[title].is_symlink(), files[title])):  # links after files
+        if not file_status(files[title]).st_size:
+            left_out["empty"].append(title)
+        elif (real := os.path.realpath(files[title])) in seen:
+            left_out["linked twice"].append(title)
         else:
             seen.add(real)
-            selected.append(path)
-    return TextFiles(sorted(selected), {reason: sorted(names) for reason, names in left_out.items() if names})
+            selected[title] = files[title]
+    ordered = dict(sorted(selected.items(), key=lambda item: item[1]))
+    return TextFiles(ordered, {reason: sorted(names) for reason, names in left_out.items() if names})
 
 
 def file_status(path: Path) -> os.stat_result:

@@ -94,8 +94,8 @@ def _notes(all_series: list[Series], heads: list[str]) -> list[str]:
             "ours − delta: between runs of the same seed; in brackets: 95 % interval over documents, for these runs "
             "and not for other seeds"
         )
-    if separate := [series for series in all_series if series.documents.has_both_kinds]:
-        counts = dict.fromkeys(series.in_vocabulary_count + marks[series.description] for series in separate)
+    if any(series.documents.has_both_kinds for series in all_series):
+        counts = dict.fromkeys(series.in_vocabulary_count + marks[series.description] for series in all_series)
         notes.append(
             f"in-vocabulary: per token, over the documents in which at most {100 * UNSEEN:g} % of the tokens never "
             f"occur in the training text ({', '.join(counts)})"
