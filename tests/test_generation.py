@@ -1,5 +1,7 @@
 """Generation: probabilities equal those of scoring, across windows; sampling; the printed text; errors."""
 
+import io
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,7 +96,7 @@ def test_predictions_of_nan_are_an_error() -> None:
 
 
 def test_generate_prints_and_returns_the_text(
-    train_config: TrainConfig, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    train_config: TrainConfig, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(train_config, steps=20)
     train(config)
@@ -111,8 +113,10 @@ def test_generate_prints_and_returns_the_text(
     assert greedy[0] == greedy[1]
     (tmp_path / "prompt.txt").write_text("And God")
     assert generate(config.run, prompt_file=tmp_path / "prompt.txt", tokens=40, seed=3) == text
-    (tmp_path / "prompt.txt").write_bytes(b"And\r\n")
-    assert generate(config.run, prompt_file=tmp_path / "prompt.txt", tokens=1).startswith("And\r\n")
+    (tmp_path / "prompt.txt").write_bytes(b"\xef\xbb\xbfAnd\r\nGod\r")  # read as training text is
+    assert generate(config.run, prompt_file=tmp_path / "prompt.txt", tokens=1).startswith("And\nGod\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfAnd\r\n"), newline=""))
+    assert generate(config.run, prompt_file=Path("-"), tokens=1).startswith("And\n")
     assert generate(config.run, tokens=5)  # without a prompt
 
 
@@ -141,3 +145,6 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         generate(tmp_path, prompt="a", prompt_file=tmp_path / "b")
     with pytest.raises(UserError, match=str(tmp_path / "b")):
         generate(tmp_path, prompt_file=tmp_path / "b")
+    (tmp_path / "c").write_text("And", encoding="utf-16")
+    with pytest.raises(UserError, match=r"c is not UTF-8 .*iconv -f utf-16"):
+        generate(tmp_path, prompt_file=tmp_path / "c")

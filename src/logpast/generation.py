@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from logpast.data import Tokenizer
+from logpast.data.text_files import decode
 from logpast.models import LanguageModel, Recurrent, Transformer
 from logpast.models.decoder import KeyValueCache
 from logpast.training.checkpoint import find_checkpoint
@@ -47,7 +48,8 @@ def generate(
     Args:
         checkpoint: a run folder (its best checkpoint is used) or one checkpoints/step-… folder.
         prompt: the text to continue; may be empty.
-        prompt_file: read the prompt from this file ("-" is standard input); it may be as long as a book.
+        prompt_file: read the prompt from this file ("-" is standard input), which may be as long as a book and is
+            read as training text is: UTF-8, with LF as line end.
         tokens: how many tokens to generate.
         temperature: sampling temperature; 0 always takes the most likely token.
         top_k: sample from the k most likely tokens only.
@@ -178,6 +180,7 @@ def _check_options(tokens: int, temperature: float, top_k: int | None, top_p: fl
 
 def _read_prompt(file: Path) -> str:
     try:
-        return sys.stdin.read() if str(file) == "-" else file.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
         raise UserError(f"cannot read the prompt from {file}: {error}") from None
+    return "".join(decode([content], str(file)))
