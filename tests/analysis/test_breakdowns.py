@@ -230,7 +230,7 @@ def test_in_vocabulary_documents_and_others(
         assert part["cut"]["tokens"] == here.sum()
     page, printed = (out / "report.html").read_text(), capsys.readouterr().out
     assert "<h2>In-vocabulary documents and others</h2>" in page
-    assert f"{found['others']['all']['gain']['nats'][0]:+.4f}" in page
+    assert f"{-found['others']['all']['gain']['nats'][0]:+.4f}" in page
     assert "2 in-vocabulary" in printed
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logpast.data import corpora, open_tokens
-from logpast.data.corpora import Checksum, Source, find, read
+from logpast.data.corpora import Checksum, Source, find, read, splits_overlap
 from logpast.util.errors import UserError
 
 TEST_SHA256 = "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"
@@ -387,3 +387,28 @@ def test_pg19_both_are_train_and_more(tmp_path: Path) -> None:
     (tmp_path / "pg19" / "more" / "20.txt").unlink()
     with pytest.raises(UserError, match=r"pg19/more/\*\.txt"):
         find("pg19:both", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        ("wiki22k:test", "wiki22k:train", True),
+        ("wiki22k:rest", "wiki22k:train", True),
+        ("wiki22k:test", "wiki22k:rest", False),
+        ("wiki22k:test", "wiki22k:train[:49]", False),  # its first article is the fiftieth
+        ("wiki22k:test[1:]", "wiki22k:train[:100]", True),
+        ("pg19:train", "pg19:both", True),
+        ("pg19:more", "pg19:both", True),
+        ("pg19:more", "pg19:train", False),
+        ("pg19:train[:50]", "pg19:train[50:]", False),
+        ("pg19:train[::2]", "pg19:train[1::2]", False),
+        ("pg19:train[::2]", "pg19:train[::3]", True),
+        ("kjv:test", "kjv:train", False),
+        ("kjv:train[:5]", "kjv:train", True),
+        ("wikitext103:test", "wiki22k:train", False),
+        ("mine.txt", "mine.txt", False),
+        ("mine.txt + pg19:train", "pg19:both + other.txt", True),
+    ],
+)
+def test_splits_that_share_documents(one: str, other: str, overlap: bool) -> None:
+    assert splits_overlap(one, other) == splits_overlap(other, one) == overlap

@@ -157,6 +157,27 @@ def test_existing_outputs_stay_if_the_disk_is_full(tmp_path: Path, monkeypatch: 
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_rows_that_need_a_caveat_are_named_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(**more: Any) -> str:
+        (tmp_path / "r.jsonl").unlink(missing_ok=True)
+        for name, changed in (("first", {}), ("second", more)):
+            row = scored_row(run=name)
+            ledger.append(tmp_path / "r.jsonl", row | {"scores": row["scores"] | changed})
+        results(folder=tmp_path)
+        return capsys.readouterr().out
+
+    plain = shown(interval=None)
+    assert plain.count("\n") == 3
+    for more, caveat in (
+        ({"stride": 64}, "scored in overlapping windows (scores.stride): second"),
+        (
+            {"training_overlap": "it is"},
+            "scored on text that the model was trained on (scores.training_overlap): second",
+        ),
+    ):
+        assert shown(**more) == f"{plain}{caveat}\n"
+
+
 def test_names_with_wildcards_and_surrogates(tmp_path: Path) -> None:
     names = ["a[1]?", "a1b", "half \ud800"]
     (tmp_path / "rows").mkdir()
@@ -240,6 +261,7 @@ def test_only_comparable_rows_are_averaged(tmp_path: Path, drawn: list[Figure]) 
     assert lines(scored(row, 30), scored(row, 36, streams="document")) == {
         "scores.streams = corpus": [30], "scores.streams = document": [36],
     }  # fmt: skip
+    assert lines(scored(row, 30), scored(row, 29, stride=64)) == {"others": [30], "scores.stride = 64": [29]}
     other_text = row | {"test_data": row["test_data"] | {"sha256": "f" * 64}}
     first = f"test_data.sha256 = {row['test_data']['sha256'][:7]}"
     for ppl in (36, 30):

@@ -40,6 +40,7 @@ def by_name(folder: Path) -> dict[str, Series]:
         row(5, 100, 9, 1.0, comparison=COMPARISON),
         row(5, 100, 9, 1.0, model={"system": "transformer_xl"}),
         row(5, 100, 9, 1.0, scores={"accounting": "paper"}),
+        row(5, 100, 9, 1.0, scores={"stride": 64}),
     ],
 )
 def test_rows_that_do_not_match_the_table_are_left_out(other: dict[str, Any], ledger: Path) -> None:

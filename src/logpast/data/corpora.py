@@ -45,6 +45,7 @@ from logpast.util.errors import UserError
 BLOCK = 1 << 20  # bytes read at a time
 MAX_UNTITLED = 4 * BLOCK  # characters to search for WikiText's first title
 SLICE = re.compile(r"([^[]*)\[(\d*):(\d*):?(\d*)\]")  # a split and a slice of its documents
+MAX_POSITIONS = 100_000  # documents of a corpus that `splits_overlap` looks at
 WIKITEXT_SUFFIXES = (".raw", ".tokens")
 
 
@@ -237,6 +238,31 @@ def _find_split(name: str, split: str, root: Path | None) -> Source:
     if corpus.items is None or split not in corpus.standard:
         raise UserError(missing)
     return _hub_source(spec, corpus, split, missing, traits)
+
+
+def splits_overlap(one: str, other: str) -> bool:
+    """Whether two texts have documents in common by the definition of their splits: wiki22k:test is in wiki22k:train.
+
+    Args:
+        one: name of a text; those of several texts are joined by " + ", as in a token store of several sources.
+        other: the same. Other names than those of known corpora have nothing in common.
+    """
+    ours, theirs = (list(filter(None, map(_positions, names.split(" + ")))) for names in (one, other))
+    return any(a[0] == b[0] and a[1] & b[1] and not a[2].isdisjoint(b[2]) for a in ours for b in theirs)
+
+
+def _positions(spec: str) -> tuple[str, set[str], set[int]] | None:
+    """The corpus of a split, its files, and the positions of its documents among those of the files."""
+    name, _, split = spec.partition(":")
+    sliced = SLICE.fullmatch(split)
+    split = sliced[1] if sliced else split
+    if name not in CORPORA or split not in CORPORA[name].splits:
+        return None
+    belongs = CORPORA[name].belongs.get(split, lambda number: True)
+    documents = [position for position in range(MAX_POSITIONS) if belongs(position)]
+    if sliced:
+        documents = documents[int(sliced[2] or 0) : int(sliced[3] or MAX_POSITIONS) : int(sliced[4] or 1)]
+    return name, set(CORPORA[name].splits[split] or [split]), set(documents)
 
 
 def _local_source(name: str, files: dict[str, Path], **traits: Any) -> Source:

@@ -33,7 +33,13 @@ from logpast.util.validation import validate_arguments
 
 LINES = ("system", "k", "corpus", "window", "file")  # rows that agree in these are one line of a plot
 TEXTS = ("train_data.sha256", "test_data.sha256")  # two texts may have the same name
-SCORING = ("scores.accounting", "scores.streams", "scores.precision")  # how a model is scored changes its scores
+#: how a model is scored changes its scores
+SCORING = ("scores.accounting", "scores.streams", "scores.precision", "scores.stride")
+#: scores that are not what they seem -> what to say of their rows
+CAVEATS = {
+    "scores.training_overlap": "scored on text that the model was trained on",
+    "scores.stride": "scored in overlapping windows",
+}
 WIDEST = 34  # characters of a cell
 MAX_FILES = 8  # named below the table
 
@@ -144,8 +150,14 @@ def tables(entries: list[Entry]) -> list[Table]:
         rows = [[_text(name, entry.values.get(name)) for name in heads] for entry in group]
         if title:  # which names the file
             heads, rows = heads[1:], [row[1:] for row in rows]
-        found.append(Table(heads, rows, title))
+        found.append(Table(heads, rows, title, _notes(group)))
     return found
+
+
+def _notes(entries: list[Entry]) -> list[str]:
+    """Which rows must not be compared with the others as they are."""
+    runs = {name: [e.get("run", "?") for e in entries if e.get(name) is not None] for name in CAVEATS}
+    return [f"{CAVEATS[name]} ({name}): {', '.join(each)}" for name, each in runs.items() if each]
 
 
 def _names(entries: list[Entry]) -> list[str]:
@@ -232,4 +244,4 @@ def _label(names: list[str], entry: Entry) -> str:
     texts = {name: _text(name, value) if is_number(value) else str(value) for name, value in values.items()}
     texts |= {name: texts[name][:7] for name in TEXTS if name in texts}
     clear = ("system", "corpus", "file")
-    return ", ".join(text if name in clear else f"{name} = {text}" for name, text in texts.items())
+    return ", ".join(text if name in clear else f"{name} = {text}" for name, text in texts.items()) or "others"
