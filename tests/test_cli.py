@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from logpast import cli
+from logpast import cli, generation
 from logpast.cli import COMMANDS, SECTIONS, main
 from logpast.data import TokenStore
 from logpast.models import RecentConfig
@@ -372,12 +372,24 @@ def test_unusual_prompts_are_accepted(words: list[str], tiny_run: Path, capsys: 
         (["--prompt", "--hello"], "write --prompt=--hello"),
         (["--prompt", "--seed=3"], "--prompt: expected one argument"),
         (["--temperature", -1], "temperature"),
+        (["--stop", "--x"], "write --stop=--x"),
+        (["--stop"], "--stop"),
+        (["--stop", ""], "stop"),
+        (["--samples", 0], "samples"),
     ],
 )
 def test_wrong_options_of_generate_are_one_line_errors(
     words: list[object], named: str, tiny_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert named in error_of(capsys, "generate", "--checkpoint", tiny_run, *words)
+
+
+def test_stop_texts_are_taken_as_they_are(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(generation, "until_stop", lambda pieces, stop: seen.append(stop) or pieces)
+    words = ["--stop", "User:", "[x]", "null", "\n", "--stop=--x", "--tokens", 2]
+    assert run("generate", "--checkpoint", tiny_run, *words) == 0
+    assert seen == [["User:", "[x]", "null", "\n", "--x"]]
 
 
 def test_brackets_are_suggested_for_lists_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,7 @@ class Command(NamedTuple):
     positional: str | None = None  # the parameter that is given without an option
     metavar: str | None = None
     nargs: str | None = None  # as in argparse: "+" or "*" for several
+    texts: str | None = None  # the option that takes one or more texts, whatever they look like
 
 
 SECTIONS = {
@@ -43,7 +44,7 @@ SECTIONS = {
         ),
         "train": Command("logpast.training.loop", "train", "train a model from a recipe"),
         "eval": Command("logpast.evaluation.evaluate", "evaluate", "score a model: perplexity, bits per byte"),
-        "generate": Command("logpast.generation", "generate", "continue a prompt"),
+        "generate": Command("logpast.generation", "generate", "continue a prompt", texts="stop"),
         "analyze": Command(
             "logpast.analysis.analyze", "analyze", "show where a model gains and how far back it looks",
             "checkpoint", "CHECKPOINT",
@@ -190,9 +191,17 @@ def _command_parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
             help=_help_of(function, command.positional),
             **default,
         )
-    parser.add_function_arguments(
-        function, skip={command.positional} if command.positional else set(), fail_untyped=True
-    )
+    if command.texts:
+        parser.add_argument(
+            f"--{command.texts}",
+            nargs="+",
+            action="extend",
+            type=str,
+            metavar="TEXT",
+            help=_help_of(function, command.texts),
+        )
+    skip: set[str | int] = {name for name in (command.positional, command.texts) if name}
+    parser.add_function_arguments(function, skip=skip, fail_untyped=True)
     return parser
 
 
@@ -244,7 +253,7 @@ def _title_groups(parser: ArgumentParser) -> None:
 def _check_options(parser: ArgumentParser, argv: list[str]) -> None:
     """An error for an option without its value, and for an unknown option, with the nearest name."""
     known = [option for action in parser._actions for option in action.option_strings]
-    with_value = {name for a in parser._actions if a.nargs is None for name in a.option_strings} - _flags(parser)
+    with_value = {name for a in parser._actions if a.nargs in (None, "+") for name in a.option_strings} - _flags(parser)
     for option, word in pairwise(argv):  # a value may start with a dash if it is a number or contains a space
         if option in with_value and re.match(r"--?[^-\s\d.]\S*$", word) and word.partition("=")[0] not in known:
             raise UserError(f"{option} is given without a value; write {option}={word} if {word} is the value")

@@ -82,6 +82,28 @@ def test_folders_without_rows_are_reported(tmp_path: Path) -> None:
         results(folder=tmp_path)
 
 
+def test_rows_of_a_sweep_are_shown_without_naming_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no sweep or comparison.*--folder"):
+        results()
+    names = [f"runs/sweep-{number}/ledger.jsonl" for number in range(9)]
+    for name in names:
+        ledger.append(Path(name), scored_row(run=name[11]))
+    ledger.append(Path("results/mine.jsonl"), scored_row())
+    assert [row["file"] for row in results()] == ["mine", *(f"runs/sweep-{number}" for number in range(9))]
+    printed = capsys.readouterr()
+    assert "runs/sweep-8" in printed.out
+    assert printed.err == f"rows from results/, {', '.join(names[:7])} and 2 more\n"
+    assert [row["run"] for row in results(["file=runs/sweep-3"])] == ["3"]
+    with pytest.raises(UserError, match=names[0]):
+        results(json=names[0])
+    capsys.readouterr()
+    results(json="rows.json", folder=Path("runs/sweep-0"))
+    assert "rows from" not in capsys.readouterr().err
+
+
 def test_json_and_csv_have_full_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["results", "file=demo-text", "seed=0", "--folder", str(RESULTS), "--json", "-"])

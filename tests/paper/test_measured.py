@@ -55,6 +55,14 @@ def test_rows_that_do_not_match_the_table_are_left_out(other: dict[str, Any], le
     assert measured(printed.sweep("A2"), ledger) == []
 
 
+def test_without_results_the_rows_of_sweeps_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    append(Path("runs/sweep-paper/ledger.jsonl"), row(5, 100, 0, 38.0))
+    assert [one.values(5, "ppl_token") for one in measured(A1, None)] == [[38.0]]
+    append(Path("results/mine.jsonl"), row(5, 100, 0, 39.0))
+    assert [one.values(5, "ppl_token") for one in measured(A1, None)] == [[39.0]]
+
+
 def test_series_that_differ_are_named_by_their_settings(ledger: Path) -> None:
     append(ledger / "other.jsonl", row(53, 100, 0, 35.0, model={"normalize": "area"}))
     assert list(by_name(ledger)) == [

@@ -1,10 +1,11 @@
-"""`logpast results`: rows of results/, filtered, printed, exported or plotted."""
+"""`logpast results`: measured rows, filtered, printed, exported or plotted."""
 
 from __future__ import annotations
 
 import json as json_library
 import statistics
 import sys
+from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 from logpast.ledger.query import (
     COLUMNS,
     DIGITS,
+    NOTHING_FOUND,
     Entry,
     as_condition_value,
     check_name,
+    find_files,
     is_number,
     is_run,
     parse_condition,
@@ -38,12 +41,13 @@ CAVEATS = {
     "scores.stride": "scored in overlapping windows",
 }
 WIDEST = 34  # characters of a cell
+MAX_FILES = 8  # named below the table
 
 
 @validate_arguments
 def results(
     where: list[str] | None = None,
-    folder: Path = RESULTS,
+    folder: Path | None = None,
     json: str | None = None,
     csv: str | None = None,
     plot: Path | None = None,
@@ -51,11 +55,14 @@ def results(
     y: str | None = None,
     by: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Print the rows of results/, scored runs and benchmarks: all of them, or those that match.
+    """Print measured rows, scored runs and benchmarks: all of them, or those that match.
+
+    They are found in results/ and in the folders of sweeps and comparisons, up to two levels below the current folder.
 
     Examples:
         logpast results
         logpast results system=log_memory seed=0
+        logpast results file=runs/sweep-toy                # the rows of one sweep
         logpast results file=demo-text recipe.batch_size=64 --csv demo.csv
         logpast results corpus="*wikitext103" --plot length.png --x L --y ppl_word
         logpast results file=train_gpu case="full*" --plot speed.png --x sees --y loss_tokens_per_s
@@ -64,7 +71,7 @@ def results(
         where: conditions NAME=VALUE; only rows that meet all of them. NAME is a column or a path in a row, such as
             recipe.model.kernel. In VALUE, * matches anything: k=* selects rows that have a k. Write true, false and
             null as in JSON.
-        folder: folder of the rows.
+        folder: read the .jsonl and .json files of this folder only.
         json: write the complete rows as JSON to this file, or to standard output for "-". Replaces an existing file.
         csv: write the printed columns as comma-separated values, at full precision, to this file, or "-". Replaces an
             existing file.
@@ -81,11 +88,14 @@ def results(
         check_plot_path(plot)
     elif x or y or by:
         raise UserError("--x, --y and --by need --plot FILE")
-    _check_targets({"--json": json, "--csv": csv, "--plot": plot}, folder)
     conditions = [_condition(word) for word in where or []]
-    entries = read(folder)
+    files = find_files(folder)
+    _check_targets({"--json": json, "--csv": csv, "--plot": plot}, folder, files)
+    entries = read(files)
     if not entries:
-        raise UserError(f"{folder} has no rows; `logpast eval … --record {folder}/NAME.jsonl` writes one")
+        problem = NOTHING_FOUND if folder is None else f"{folder} has no rows"
+        record = f"`logpast eval … --record {folder or RESULTS}/NAME.jsonl`"
+        raise UserError(f"{problem}; give another --folder, or write a row with {record}")
     entries = select(entries, conditions)
     if plot is not None:
         _draw(entries, plot, x or "L", y or "ppl_token", [name.strip() for name in by.split(",")] if by else None)
@@ -99,7 +109,16 @@ def results(
         _output(csv, as_csv(Table(heads, cells)))
     if "-" not in (json, csv):
         print("\n\n".join(as_text(table) for table in tables(entries)))
+    if folder is None:
+        print(f"rows from {_describe(files)}", file=sys.stderr)
     return rows
+
+
+def _describe(files: Collection[Path]) -> str:
+    """The files that were read: results/ as one, the first few others by name."""
+    others = [str(file) for file in files if file.parent != RESULTS]
+    names = [f"{RESULTS}/"] * (len(others) < len(files)) + others
+    return ", ".join(names[:MAX_FILES]) + (f" and {len(names) - MAX_FILES} more" if len(names) > MAX_FILES else "")
 
 
 def _condition(word: str) -> tuple[str, str]:
@@ -109,13 +128,15 @@ def _condition(word: str) -> tuple[str, str]:
     return parse_condition(word)
 
 
-def _check_targets(targets: dict[str, Path | str | None], folder: Path) -> None:
+def _check_targets(targets: dict[str, Path | str | None], folder: Path | None, files: Collection[Path]) -> None:
     """Outputs must not overwrite the rows read, files of the results folder, or each other."""
     ensure_all_writable(targets)
     for target in targets.values():
         if target not in (None, "-"):
-            protect_ledger(folder, Path(target))
+            protect_ledger(folder or RESULTS, Path(target))
             protect_ledger(RESULTS, Path(target))
+            if Path(target).resolve() in [file.resolve() for file in files]:
+                raise UserError(f"{target} holds rows that are read here; write to another file")
 
 
 def tables(entries: list[Entry]) -> list[Table]:
