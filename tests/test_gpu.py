@@ -27,7 +27,7 @@ from logpast.models import SYSTEMS, LanguageModel, RecentConfig, Recurrent, buil
 from logpast.sweeps.cell import run_cell
 from logpast.training.checkpoint import find_checkpoint
 from logpast.training.compile import compile_model
-from logpast.training.config import TrainConfig
+from logpast.training.config import OptimizerConfig, TrainConfig
 from logpast.training.log import read_log
 from logpast.training.loop import train
 from logpast.training.recipes import SHIPPED
@@ -326,6 +326,21 @@ def test_compiled_system_has_the_gradients_of_the_plain_one(train_config: TrainC
     for true, one, other in zip(exact, usual, ours, strict=True):
         if true is not None:
             assert (other - true).norm() <= 2 * (one - true).norm() + 1e-3 * true.norm()
+
+
+@pytest.mark.parametrize(
+    ("freeze", "trained"),
+    [(["!memory"], "memory"), (["!blocks.1.mlp_in"], "blocks.1.mlp_in"), (["blocks", "positions", "table"], "")],
+)
+def test_frozen_parameters_keep_their_values_in_a_compiled_cuda_graph(
+    train_config: TrainConfig, freeze: list[str], trained: str
+) -> None:
+    config = replace(train_config, accelerator="cuda", precision="bf16-mixed", freeze=freeze, steps=8)
+    train(replace(config, run=config.run.with_name("initial"), optimizer=OptimizerConfig(0, 0, 0)))
+    train(config)
+    before, after = (find_checkpoint(run, "latest").weights() for run in (config.run.with_name("initial"), config.run))
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in after if name.startswith(trained or ("memory", "norm"))}
 
 
 def test_resumed_training_continues_with_the_optimizer_state(train_config: TrainConfig) -> None:
