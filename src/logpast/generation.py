@@ -53,9 +53,9 @@ def generate(
 ) -> str | list[str]:
     """Generate text from a prompt with a trained model. Text appears as it is generated.
 
-        With --interactive, each line that you type, or that standard input holds, is appended to the text so far after a
-        line break, and the model continues: it remembers all earlier lines and answers. An empty line continues without
-        appending anything. Ctrl-C stops the current answer, /reset forgets the text so far, Ctrl-D ends.
+        With --interactive, each line that you type, or that standard input holds, is appended to the text so far after
+        a line break, and the model continues: it remembers all earlier lines and answers. An empty line continues
+        without appending anything. Ctrl-C stops the current answer, /reset forgets the text so far, Ctrl-D ends.
 
         Examples:
             logpast generate --checkpoint runs/mine --prompt "Once upon a time"
@@ -85,8 +85,8 @@ def generate(
             seed: the same seed gives the same text on the same machine.
             echo: print the prompt before the generated text; --echo false leaves it out. An interactive session never
                 repeats your lines.
-            interactive: read lines from the terminal or standard input and continue after each; see above. A prompt is the
-                first line.
+            interactive: read lines from the terminal or standard input and continue after each; see above. A prompt is
+                the first line.
             device: auto, cpu, cuda or mps.
 
         Returns:
