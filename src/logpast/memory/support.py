@@ -15,7 +15,7 @@ from logpast.filters import FilterBank
 from logpast.kernels.ops import linear, operator
 from logpast.memory import naive
 
-FILTERS_PER_GROUP = 4  # measured: smaller groups read the history more often, larger ones multiply more zeros
+FILTERS_PER_GROUP = 8  # measured: smaller groups read the history more often, larger ones multiply more zeros
 
 
 class Layout(NamedTuple):
