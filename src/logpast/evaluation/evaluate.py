@@ -223,7 +223,8 @@ def open_training_text(checkpoint: Checkpoint, cache: Path | None) -> TokenStore
     if not is_prepared(data.train, data.tokenizer, cache):
         return None
     train = open_tokens(data.train, None if is_store(data.train) else data.tokenizer, cache)
-    return train if train.sha256 == checkpoint.state["data"]["sha256"] else None  # the name may mean another text now
+    # the name may mean another text now
+    return train if train.sha256 == checkpoint.state["data"].get("sha256") else None
 
 
 def _score_checkpoint(
