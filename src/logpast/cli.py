@@ -279,7 +279,7 @@ def _join_lists(parser: ArgumentParser, argv: list[str]) -> list[str]:
     while words:
         word = words.pop(0)
         values = list[str]()
-        while word in lists and words and not words[0].startswith("--"):
+        while word in lists and words and not words[0].startswith("-"):
             values.append(words.pop(0))
         given_as_list = len(values) == 1 and values[0].startswith("[") and values[0].endswith("]")
         joined += [word, *values] if given_as_list or not values else [f"{word}={json.dumps(values)}"]
