@@ -84,7 +84,7 @@ def check(file: Path) -> None:
 @pytest.mark.parametrize(
     ("way", "slots"),
     [
-        ("--address local", [5, 9, 17]),
+        ("--address local", [5, 9]),
         pytest.param("--jobs 2", [5, 9, 17], marks=pytest.mark.slow),
         pytest.param("--jobs 1", [5, 9, 17], marks=pytest.mark.slow),
     ],
