@@ -152,7 +152,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> Path
 
 
 def test_generate_prints_and_returns_the_text(
-    trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capsys.readouterr()
     text = generate(trained, prompt="And God", tokens=40, seed=3)
@@ -168,8 +168,10 @@ def test_generate_prints_and_returns_the_text(
     assert greedy[0] == greedy[1]
     (tmp_path / "prompt.txt").write_text("And God")
     assert generate(trained, prompt_file=tmp_path / "prompt.txt", tokens=40, seed=3) == text
-    (tmp_path / "prompt.txt").write_bytes(b"And\r\n")
-    assert str(generate(trained, prompt_file=tmp_path / "prompt.txt", tokens=1)).startswith("And\r\n")
+    (tmp_path / "prompt.txt").write_bytes(b"\xef\xbb\xbfAnd\r\nGod\r")  # read as training text is
+    assert str(generate(trained, prompt_file=tmp_path / "prompt.txt", tokens=1)).startswith("And\nGod\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfAnd\r\n"), newline=""))
+    assert str(generate(trained, prompt_file=Path("-"), tokens=1)).startswith("And\n")
     assert generate(trained, tokens=5)  # without a prompt
 
 
@@ -292,7 +294,7 @@ def test_input_that_is_not_utf8_is_reported(trained: Path, monkeypatch: pytest.M
             monkeypatch.setattr(
                 sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff\n"), encoding="utf-8", errors=errors)
             )
-            with pytest.raises(UserError, match=r"standard input.*byte 0xff in position 2"):
+            with pytest.raises(UserError, match=r"standard input.*(byte 0xff in position|at byte) 2"):
                 generate(trained, **options)  # type: ignore[arg-type]
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UserError, match="standard input is closed"):
@@ -329,3 +331,6 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         generate(tmp_path, prompt="a", prompt_file=tmp_path / "b")
     with pytest.raises(UserError, match=str(tmp_path / "b")):
         generate(tmp_path, prompt_file=tmp_path / "b")
+    (tmp_path / "c").write_text("And", encoding="utf-16")
+    with pytest.raises(UserError, match=r"c is not UTF-8 .*iconv -f utf-16"):
+        generate(tmp_path, prompt_file=tmp_path / "c")

@@ -399,10 +399,13 @@ def _quarter_heads(millions: float) -> list[str]:
 
 def _analyses(results: Path, name: str) -> dict[str, dict[str, Any]]:
     """seed -> saved analysis of a pair."""
-    found = [read_analysis(folder) for folder in sorted((results / "analyses").glob(f"{name}-seed*"))]
+    found = {folder: read_analysis(folder) for folder in sorted((results / "analyses").glob(f"{name}-seed*"))}
     if not found:
         raise FileNotFoundError(None, None, str(results / "analyses" / f"{name}-seed*"))
-    return {f"seed {each['model']['seed']}": each for each in found}
+    for folder, each in found.items():
+        if each["control"] is None or "absent" in each["lags"]:
+            raise UserError(f"{folder} is not the analysis of a memory and its control; restore it")
+    return {f"seed {each['model']['seed']}": each for each in found.values()}
 
 
 def _compared_by_token(results: Path, *, name: str) -> str:

@@ -16,12 +16,12 @@ from contextlib import suppress
 from itertools import chain, islice, tee
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
-from logpast.data import Tokenizer
+from logpast.data import Tokenizer, text_files
 from logpast.models import LanguageModel, Recurrent, Transformer
 from logpast.models.base import State
 from logpast.models.decoder import KeyValueCache
@@ -53,39 +53,45 @@ def generate(
 ) -> str | list[str]:
     """Generate text from a prompt with a trained model. Text appears as it is generated.
 
-    With --interactive, each line that you type, or that standard input holds, is appended to the text so far after a
-    line break, and the model continues: it remembers all earlier lines and answers. An empty line continues without
-    appending anything. Ctrl-C stops the current answer, /reset forgets the text so far, Ctrl-D ends.
+        With --interactive, each line that you type, or that standard input holds, is appended to the text so far after
+        a line break, and the model continues: it remembers all earlier lines and answers. An empty line continues
+        without appending anything. Ctrl-C stops the current answer, /reset forgets the text so far, Ctrl-D ends.
 
-    Examples:
-        logpast generate --checkpoint runs/mine --prompt "Once upon a time"
-        logpast generate --checkpoint runs/mine --prompt_file chapter.txt --tokens 500 --top_p 0.95 --echo false
-        logpast generate --checkpoint runs/mine --temperature 0        # always the most likely token
-        logpast generate --checkpoint runs/mine --prompt "The" --samples 5 --stop . $'\\n'
-        logpast generate --checkpoint runs/mine --interactive
+        Examples:
+            logpast generate --checkpoint runs/mine --prompt "Once upon a time"
+            logpast generate --checkpoint runs/mine --prompt_file chapter.txt --tokens 500 --top_p 0.95 --echo false
+            logpast generate --checkpoint runs/mine --temperature 0        # always the most likely token
+            logpast generate --checkpoint runs/mine --prompt "The" --samples 5 --stop . $'\\n'
+            logpast generate --checkpoint runs/mine --interactive
 
-    Args:
-        checkpoint: a run folder (its best checkpoint is used) or one checkpoints/step-… folder.
-        prompt: the text to continue; may be empty.
-        prompt_file: read the prompt from this file ("-" is standard input); it may be as long as a book.
-        tokens: how many tokens to generate at most; in an interactive session, per line.
-        temperature: sampling temperature; 0 always takes the most likely token.
-        top_k: sample from the k most likely tokens only.
-        top_p: sample from the most likely tokens whose probabilities add up to this.
-        stop: end when one of these texts has been generated. It is not printed. The shell writes a line break as
-            $'\\n'.
-        samples: generate this many texts from the prompt, in one batch. The first is what one sample with this seed
-            would be, the second what one with seed + 1 would be, and so on, up to rounding.
-        seed: the same seed gives the same text on the same machine.
-        echo: print the prompt before the generated text; --echo false leaves it out. An interactive session never
-            repeats your lines.
-        interactive: read lines from the terminal or standard input and continue after each; see above. A prompt is the
-            first line.
-        device: auto, cpu, cuda or mps.
+        Args:
+            checkpoint: a run folder (its best checkpoint is used) or one checkpoints/step-… folder.
+            prompt: the text to continue; may be empty.
+    <<<<<<< HEAD
+            prompt_file: read the prompt from this file ("-" is standard input), which may be as long as a book and is
+                read as training text is: UTF-8, with LF as line end.
+            tokens: how many tokens to generate.
+    =======
+            prompt_file: read the prompt from this file ("-" is standard input); it may be as long as a book.
+            tokens: how many tokens to generate at most; in an interactive session, per line.
+    >>>>>>> area-f
+            temperature: sampling temperature; 0 always takes the most likely token.
+            top_k: sample from the k most likely tokens only.
+            top_p: sample from the most likely tokens whose probabilities add up to this.
+            stop: end when one of these texts has been generated. It is not printed. The shell writes a line break as
+                $'\\n'.
+            samples: generate this many texts from the prompt, in one batch. The first is what one sample with this seed
+                would be, the second what one with seed + 1 would be, and so on, up to rounding.
+            seed: the same seed gives the same text on the same machine.
+            echo: print the prompt before the generated text; --echo false leaves it out. An interactive session never
+                repeats your lines.
+            interactive: read lines from the terminal or standard input and continue after each; see above. A prompt is
+                the first line.
+            device: auto, cpu, cuda or mps.
 
-    Returns:
-        The prompt, unless echo is false, and the generated text; a list of such texts if samples is given. Of an
-        interactive session, the text that the model remembers at its end.
+        Returns:
+            The prompt, unless echo is false, and the generated text; a list of such texts if samples is given. Of an
+            interactive session, the text that the model remembers at its end.
     """
     stop = [_valid_utf8(text) for text in stop or []]
     _check_options(tokens, temperature, top_k, top_p, stop, samples, seed)
@@ -322,22 +328,25 @@ def _check_options(
 
 
 def _read_prompt(file: Path) -> str:
-    if str(file) == "-":
-        return _from_standard_input(lambda: sys.stdin.read())
+    """The prompt in a file, or in standard input for "-", read as any text is."""
+    name = "standard input" if str(file) == "-" else str(file)
     try:
-        return file.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the prompt from {file}: {error}") from None
+        content = _standard_input().buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the prompt from {name}: {error}") from None
+    return "".join(text_files.decode([content], name))
 
 
 def _read_line() -> str | None:
     """A line of an interactive session; None at the end of the input."""
-    terminal = sys.stdin is not None and sys.stdin.isatty()
+    terminal = _standard_input().isatty()
     if terminal:
         with suppress(ImportError):
             import readline  # noqa: F401  arrow keys edit the line
     try:
-        return _from_standard_input(lambda: input("> " if terminal and sys.stdout.isatty() else ""))
+        return _valid_utf8(input("> " if terminal and sys.stdout.isatty() else ""), "strict")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the prompt from standard input: {error}") from None
     except EOFError:
         if terminal:
             print()
@@ -349,13 +358,10 @@ def _read_line() -> str | None:
         return _read_line()
 
 
-def _from_standard_input(read: Callable[[], str]) -> str:
+def _standard_input() -> TextIO:
     if sys.stdin is None:
         raise UserError("standard input is closed; give a prompt instead")
-    try:
-        return _valid_utf8(read(), "strict")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the prompt from standard input: {error}") from None
+    return sys.stdin
 
 
 def _valid_utf8(text: str, errors: str = "replace") -> str:

@@ -257,6 +257,7 @@ def test_documents_need_the_training_text_but_neither_slots_nor_a_control(
     other = analyze(runs["memory"], text, out=tmp_path / "other", finest=8, device="cpu", counts=counts)
     assert list(other["documents"]) == ["absent"]
     assert "training text" in other["documents"]["absent"]
+    assert other["documents"]["absent"] in (tmp_path / "other" / "report.html").read_text()
     alone = analyze(runs["plain"], text, out=tmp_path / "plain", finest=8, device="cpu")["documents"]
     assert "cut" not in alone["familiar"]
     assert "gain" not in alone["familiar"]["all"]

@@ -146,7 +146,16 @@ def test_in_vocabulary_documents_have_their_own_columns_and_points(
 
     for row in rows:
         row["scores"]["by_document"]["unseen"] = [0] * 15
-    assert not any("in-vocabulary" in head for head in table(rows).heads)
+    assert not any("in-vocabulary" in text for text in (*table(rows).heads, *table(rows).notes))
+
+
+def test_rows_that_do_not_say_which_documents_are_in_vocabulary() -> None:
+    rows = [compared_row(name, unseen=[2, 1, 2]) for name in ("a", "b")]
+    assert not any("recorded" in note for note in table(rows).notes)
+    del rows[1]["scores"]["by_document"]
+    assert "in-vocabulary: not recorded in the rows of b" in table(rows).notes
+    del rows[0]["scores"]["by_document"]["unseen"]
+    assert "in-vocabulary: the rows do not say which documents are" in table(rows).notes
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def test_in_vocabulary_perplexity_leaves_out_seeds_without_documents() -> None:
     seeds = {0: scores([900, 110, 240], [2, 1, 2]), 1: OLD, 2: scores([1, None, 1], [2, 1, 2])}
     assert in_vocabulary_perplexity(seeds, documents(seeds)) == {0: pytest.approx(math.exp(350 / 300))}
     assert in_vocabulary_perplexity({0: OLD}, documents({0: OLD})) == {}
+    assert (documents(seeds).counted, documents({0: OLD}).counted) == (True, False)
 
 
 def test_differences_are_between_equal_seeds() -> None:

@@ -120,6 +120,16 @@ def test_of_two_rows_of_a_run_the_one_with_documents_counts(save: Save) -> None:
     assert column(table, "ours, in-vocabulary") == [("53", "k = 200¹", "50.74")]
 
 
+def test_note_counts_in_vocabulary_documents_of_each_training_text(save: Save) -> None:
+    """They depend on the training text; rows of early versions do not say which they are."""
+    small = with_documents(row(53, 200, 0, 39.0), LOSSES)
+    large = with_documents(row(53, 200, 0, 39.0, train_data={"name": "large", "sha256": "c" * 64}), LOSSES)
+    large["scores"]["by_document"]["unseen"] = [1, 0, 0]
+    early = row(53, 200, 0, 39.0, train_data={"name": "early", "sha256": "d" * 64})
+    (note,) = (note for note in table_a1(save(small, large, early)).notes if note.startswith("in-vocabulary"))
+    assert note.endswith("(not recorded¹, 3 of 3², 2 of 3³)")
+
+
 def test_infinite_loss_of_a_document_leaves_the_in_vocabulary_value_open(save: Save) -> None:
     control = with_documents(row(53, None, 0, 40.0), LOSSES)
     table = table_a1(save(control, with_documents(row(53, 200, 0, 39.0), [700.0, None, 788.0])))

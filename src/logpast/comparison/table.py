@@ -344,6 +344,10 @@ def _notes(heads: list[str], systems: dict[str, System]) -> list[str]:
             f"in-vocabulary: {of.in_vocabulary.sum()} of {which}, those where at most {100 * UNSEEN:g} % of the tokens "
             "never occur in the training text"
         )
+        if lacking := [name for name, system in systems.items() if system.in_vocabulary_perplexity() is None]:
+            notes.append(f"in-vocabulary: not recorded in the rows of {', '.join(lacking)}")
+    elif len(of.tokens) and not of.counted:
+        notes.append("in-vocabulary: the rows do not say which documents are")
     if known := [name for name, system in systems.items() if system.scored_on_training_text]:
         notes.append(f"scored on text that they were trained on: {', '.join(known)}")
     return [*notes, "tokens/s: training speed of the fastest seed"]

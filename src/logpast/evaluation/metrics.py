@@ -8,7 +8,7 @@ Of one model on a text (`summary`):
     tokens            number of scored tokens
     words             words of the text, separated by white space (Python's str.split)
     words_eos         words + lines: Transformer-XL's published numbers count one end-of-line token per line
-    bytes             UTF-8 bytes of the text as tokenized
+    bytes             UTF-8 bytes of the text as tokenized, with LF as line end
     ppl_token         e^(nats / tokens)           perplexity; comparable between models with the same tokenizer and text
     ppl_word          e^(nats / words)            comparable between tokenizers
     ppl_word_eos      e^(nats / words_eos)

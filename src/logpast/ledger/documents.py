@@ -22,7 +22,9 @@ class Documents(NamedTuple):
 
     tokens: NDArray[np.int64]
     in_vocabulary: NDArray[np.bool_]
-    """which are in-vocabulary (see evaluation.vocabulary); none where the rows do not say"""
+    """which are in-vocabulary (see evaluation.vocabulary), for the training text of the rows"""
+    counted: bool = True
+    """whether the rows say which are in-vocabulary; if not, none is"""
 
     @property
     def has_both_kinds(self) -> bool:
@@ -94,7 +96,9 @@ def documents(*systems: Seeds) -> Documents:
     known = [scores["by_document"] for seeds in systems for scores in seeds.values() if "by_document" in scores]
     tokens = np.array(known[0]["tokens"] if known else [], dtype=np.int64)
     unseen = next((np.array(each["unseen"]) for each in known if "unseen" in each), None)
-    return Documents(tokens, np.zeros_like(tokens, bool) if unseen is None else unseen <= UNSEEN * tokens)
+    if unseen is None:
+        return Documents(tokens, np.zeros_like(tokens, bool), counted=False)
+    return Documents(tokens, unseen <= UNSEEN * tokens)
 
 
 def in_vocabulary_perplexity(seeds: Seeds, of: Documents) -> dict[int, float]:

@@ -51,6 +51,8 @@ class Series(NamedTuple):
 
     @property
     def in_vocabulary_count(self) -> str:
+        if not self.documents.counted:
+            return "not recorded"
         return f"{self.documents.in_vocabulary.sum()} of {len(self.documents.tokens)}"
 
     def is_control_of(self, other: Series) -> bool:

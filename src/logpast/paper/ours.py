@@ -97,8 +97,8 @@ def _notes(all_series: list[Series], heads: list[str]) -> list[str]:
         )
     if few := [len(series.documents.tokens) for series in all_series if series.documents.too_few]:
         notes.append(too_few(min(few)))
-    if separate := [series for series in all_series if series.documents.has_both_kinds]:
-        counts = dict.fromkeys(series.in_vocabulary_count + marks[series.description] for series in separate)
+    if any(series.documents.has_both_kinds for series in all_series):
+        counts = dict.fromkeys(series.in_vocabulary_count + marks[series.description] for series in all_series)
         notes.append(
             f"in-vocabulary: per token, over the documents in which at most {100 * UNSEEN:g} % of the tokens never "
             f"occur in the training text ({', '.join(counts)})"

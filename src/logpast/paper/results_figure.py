@@ -119,9 +119,15 @@ def _plot_measured(axis: Any, all_series: list[Series], measure: Measure) -> str
 
 def _remarks(all_series: list[Series], measure: Measure) -> list[str]:
     """Which documents a panel of ours covers, and what its small points are."""
-    separate = [one for one in all_series if one.documents.has_both_kinds and measure == "ppl_in_vocabulary"]
-    counts = dict.fromkeys(one.in_vocabulary_count for one in separate)
-    remarks = [f"in-vocabulary documents only: {count}" for count in counts]
+    remarks = []
+    if measure == "ppl_in_vocabulary" and any(one.documents.has_both_kinds for one in all_series):
+        counts = dict.fromkeys(one.in_vocabulary_count for one in all_series)
+        remarks.append(f"in-vocabulary documents only: {', '.join(counts)}")
+    runs = [(len(seeds), one.values(slots, measure)) for one in all_series for slots, seeds in one.scores.items()]
+    if missing := sum(number - len(values) for number, values in runs):
+        remarks.append(
+            f"not plotted: {missing} of {sum(number for number, _ in runs)} runs, whose rows lack this score"
+        )
     seeds = {len(seeds) for one in all_series for seeds in one.scores.values()}
     if max(seeds) > 1:
         remarks.append("small points: single seeds")
