@@ -156,10 +156,13 @@ def test_resuming_is_exact_to_the_bit(
     if recurrent:
         sizes = {"window": 8, "layers": 2, "heads": 2, "width": 16, "segments": 2}
         config = replace(config, model=SYSTEMS[system].Config(**sizes), batch_size=3)  # seven steps per epoch
+    crashes = [0, 3, 4, 9, 11, 26]
+    if system not in ("log_memory", "transformer_xl"):  # the others differ only in the state that they carry
+        config, crashes = replace(config, steps=14), [9, 11]
     train(config)
     broken = replace(config, run=config.run.with_name("broken"), resume="auto")
     original = loop.learning_rate
-    for crash_at in (0, 3, 4, 9, 11, 26):
+    for crash_at in crashes:
 
         def crash(*arguments: object, at: int = crash_at) -> float:
             if arguments[1] == at:
