@@ -20,7 +20,7 @@ from logpast.data import Tokenizer
 from logpast.models import LanguageModel, Recurrent, Transformer
 from logpast.models.decoder import KeyValueCache
 from logpast.training.checkpoint import find_checkpoint
-from logpast.util.environment import pick_device
+from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
 from logpast.util.validation import validate_arguments
 
@@ -71,7 +71,8 @@ def generate(
     allowed = torch.ones(tokenizer.size, dtype=torch.bool)
     allowed[tokenizer.eot] = False  # it only occurs at the start of a text, so no model has learned when to predict it
     stream = continuations(model, [tokenizer.eot, *ids], allowed, temperature, top_k, top_p, seed)
-    return _print_text(prompt, islice(stream, tokens), tokenizer)
+    with cpu_threads(thread_count(model.parameter_count())):
+        return _print_text(prompt, islice(stream, tokens), tokenizer)
 
 
 def _print_text(prompt: str, tokens: Iterable[int], tokenizer: Tokenizer) -> str:

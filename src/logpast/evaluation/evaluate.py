@@ -21,7 +21,8 @@ from logpast.filters import paper_horizon
 from logpast.ledger import row as ledger
 from logpast.models import LanguageModel, LogMemoryConfig, TransformerConfig
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
-from logpast.util.environment import pick_device
+from logpast.training.memory_check import check_scoring
+from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_write, ensure_all_writable
 from logpast.util.progress import progress_bar
@@ -175,7 +176,9 @@ def _score_checkpoint(
     precision: str,
 ) -> NDArray[np.float64]:
     model = load(checkpoint, device, precision)
-    with arithmetic(device, precision), progress_bar("scoring", len(store)) as progress:
+    check_scoring(model, store, batch_size, streams, device, precision)
+    threads = cpu_threads(thread_count(model.parameter_count()))
+    with threads, arithmetic(device, precision), progress_bar("scoring", len(store)) as progress:
         nats = score(model, store, model.window, model.history, batch_size, streams, device, progress=progress.update)
     if np.isnan(nats).any():
         raise UserError(f"the loss of {checkpoint.path} is NaN: its training diverged; use an earlier checkpoint")

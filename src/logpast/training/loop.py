@@ -27,6 +27,7 @@ from logpast.kernels.cuda_graphs import Replay
 from logpast.kernels.ops import HAS_TRITON
 from logpast.training.checkpoint import save_checkpoint
 from logpast.training.config import TrainConfig
+from logpast.training.memory_check import check_training
 from logpast.training.optimizer import learning_rate, set_learning_rate
 from logpast.training.setup import (
     make_batches,
@@ -40,8 +41,10 @@ from logpast.training.setup import (
     rows_of_process,
 )
 from logpast.training.setup import open_data as open_data  # sweeps import it from here
+from logpast.util.environment import cpu_threads, thread_count
 from logpast.util.errors import Diverged
 from logpast.util.progress import ProgressBar, progress_bar
+from logpast.util.signals import SIGHUP, handle_signals
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
@@ -58,9 +61,11 @@ def train(config: TrainConfig) -> dict[str, Any]:
         The final state, as in state.json of a checkpoint.
     """
     run = Run(config)
+    start = run.done
     with (
         closing(run),
-        _stop_signals() as stop,
+        cpu_threads(run.threads),
+        _stop_signals(lambda: run.done > start) as stop,
         progress_bar("training", run.total, run.done, visible=run.leads) as progress,
     ):
         progress.say(run.start_summary())
@@ -92,6 +97,7 @@ class Run:
         carried: the state of a recurrent system, None for other systems.
         done: steps trained so far, of `total`.
         loss: mean loss of the last step's tokens, on the device.
+        threads: CPU threads to train with.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -99,6 +105,7 @@ class Run:
         self.leads = fabric.global_rank == 0
         self.compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
         config, store, self.validation, resumed = open_inputs(config, fabric)
+        check_training(config, store.tokenizer.size, fabric.device, self.compiled, fabric.world_size)
         self.tokenizer = store.load_tokenizer()
         self.bare = make_model(config, store, resumed, self.compiled, fabric.device)
         self.batches = make_batches(config, store, self.bare, fabric.device)
@@ -109,6 +116,8 @@ class Run:
         self.carried = make_carried_state(self.bare, self.rows, unfinished)
         self.config = replace(config, model=self.bare.config)  # with its vocabulary
         self.state = make_state(fabric, self.bare, store, self.validation, self.total, resumed)
+        self.threads = thread_count(self.state["parameters"], resumed.state.get("hardware") if resumed else None)
+        self.state["hardware"]["threads"] = self.threads
         self.done = self.saved = int(self.state["step"])
         self.seen = torch.tensor(int(self.state["tokens"]), device=fabric.device)
         self.norm = torch.zeros(())
@@ -304,21 +313,19 @@ class Run:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM make the loop save and stop after the current step; a second one stops at once."""
-    stop = threading.Event()
+def _stop_signals(trained: Callable[[], bool]) -> Iterator[threading.Event]:
+    """Ctrl-C, SIGTERM and SIGHUP make the loop save and stop after the current step.
 
-    def ask(number: int, frame: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
+    A second Ctrl-C or SIGTERM stops at once. So does the first signal while nothing is `trained` that could be saved.
+    """
+    stop, requests = threading.Event(), list[int]()
+
+    def ask(number: int) -> None:
         stop.set()
+        if number != SIGHUP:  # a logout may send SIGHUP and SIGTERM
+            requests.append(number)
+        if len(requests) > 1 or not trained():
+            raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
+    with handle_signals(ask, signal.SIGINT, signal.SIGTERM, SIGHUP):
         yield stop
-        return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
