@@ -105,7 +105,8 @@ class Run:
         self.leads = fabric.global_rank == 0
         self.compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
         config, store, self.validation, resumed = open_inputs(config, fabric)
-        check_training(config, store.tokenizer.size, fabric.device, self.compiled, fabric.world_size)
+        if not resumed or resumed.step < resumed.state["total_steps"]:
+            check_training(config, store.tokenizer.size, fabric.device, self.compiled, fabric.world_size)
         self.tokenizer = store.load_tokenizer()
         self.bare = make_model(config, store, resumed, self.compiled, fabric.device)
         self.batches = make_batches(config, store, self.bare, fabric.device)
@@ -263,11 +264,14 @@ class Run:
         state, hardware = self.state, self.state["hardware"]
         epochs = self.total * self.config.batch_size / self.batches.windows_per_epoch
         resuming = "; already finished" if self.done == self.total else f"; resuming after step {self.done:,}"
+        size, windows = self.config.batch_size, self.batches.count
+        note = f"\nnote: batch_size ({size:,}) is larger than the text, which has {windows:,} windows; lower it"
         return (
             f"{state['parameters'] / 1e6:.1f}M parameters, attention over {self.bare.attention_length} positions; "
             f"{state['data']['name']}: {state['data']['tokens']:,} tokens, {self.total:,} steps = "
             f"{epochs:.2f} epochs; {hardware['device']} ({hardware['name']}), {self.config.precision}"
             + (resuming if self.done else "")
+            + (note if size > windows else "")
         )
 
     def end_summary(self) -> str:

@@ -11,6 +11,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from logpast.data import TokenStore
@@ -20,15 +21,16 @@ from logpast.training.config import TrainConfig
 from logpast.util.environment import memory_of
 from logpast.util.errors import UserError
 
-SIZE_OF_MODEL = "model.width, model.layers or model.mlp"
+SIZES = "the model's sizes (model.width, model.layers, model.mlp, model.window, model.vocabulary)"
 
 
 class Part(NamedTuple):
-    """Memory for one purpose, and the settings that decide its size."""
+    """Memory for one purpose: its size, the rows of a batch that it grows with, and what to lower."""
 
     purpose: str
     bytes: int
-    settings: str
+    rows: int = 1
+    lower: str = SIZES
 
 
 def check_training(config: TrainConfig, tokens: int, device: torch.device, compiled: bool, processes: int) -> None:
@@ -48,22 +50,24 @@ def min_training_memory(
 ) -> list[Part]:
     """The largest tensors of a training that exist at the same time: of a forward pass, or of an optimizer step."""
     model, parameters, state = _sizes(config.model, tokens)
-    full, half = (8, 8) if config.precision == "64-true" else (4, 2 if config.precision == "bf16-mixed" else 4)
+    stored, computed = {"64-true": (8, 8), "32-true": (4, 4), "bf16-mixed": (4, 2)}[config.precision]  # bytes
     rows = config.batch_size // processes
     micro = min(rows, config.micro_batch_size or rows)
     segments = model.config.segments if isinstance(model, Recurrent) else 1
     positions, width = segments * model.window, model.config.width
     vocabulary, mlp = model.table.num_embeddings, model.config.mlp or 4 * width
-    batch = Part("the token ids of a batch", rows * (4 * model.history + 16 * positions), "batch_size")
-    carried = Part("the state of a batch", (rows + micro) * state, "batch_size")
-    layer = positions * (width + mlp) + segments * model.attention_length * 2 * width  # queries, MLP; keys, values
-    smaller = "micro_batch_size (or batch_size, if it is not set)"
-    inside = Part("the activations of a micro-batch", micro * config.model.layers * layer * half, smaller)
-    # the logits, or their logarithms of probabilities; without a kernel also both, of one segment
-    each = segments * half if compiled or device.type == "cuda" else (segments + 1) * full
-    logits = Part("the logits of a micro-batch", micro * model.window * vocabulary * each, smaller)
-    weights = Part("the parameters", parameters * full, SIZE_OF_MODEL)
-    trained = Part("the parameters with their gradients and AdamW's moments", 4 * parameters * full, SIZE_OF_MODEL)
+    batch_size = f"batch_size ({config.batch_size:,})"
+    smaller = f"micro_batch_size ({micro:,})" if config.micro_batch_size else f"{batch_size}, or set micro_batch_size"
+    batch = Part("the token ids of a batch", rows * (4 * model.history + 16 * positions), rows, batch_size)
+    carried = Part("the state of a batch", (rows + micro) * state, rows, batch_size)
+    eager = not compiled and device.type != "cuda"  # without kernels, some results are kept twice: before and after
+    # queries and MLP; keys and values
+    layer = positions * (width + (1 + eager) * mlp) + segments * model.attention_length * 2 * width
+    inside = Part("the activations of a micro-batch", micro * config.model.layers * layer * computed, micro, smaller)
+    each = (segments + 1) * stored if eager else segments * computed  # log-probabilities, and the logits of a segment
+    logits = Part("the logits of a micro-batch", micro * model.window * vocabulary * each, micro, smaller)
+    weights = Part("the parameters", parameters * stored)
+    trained = Part("the parameters with their gradients and AdamW's moments", 4 * parameters * stored)
     forward, step = [weights, batch, carried, inside, logits], [trained, batch, carried]
     return max(forward, step, key=lambda parts: sum(part.bytes for part in parts))
 
@@ -72,15 +76,15 @@ def min_scoring_memory(
     model: LanguageModel, store: TokenStore, batch_size: int, streams: Streams, precision: str
 ) -> list[Part]:
     """The largest tensors of a scoring that exist at the same time: in the MLP of a layer."""
-    full, half = (8, 8) if precision == "float64" else (4, 2 if precision == "bfloat16" else 4)
-    rows, config, state = min(batch_size, -(-len(store) // model.window)), model.config, 0
-    if isinstance(model, Recurrent):
-        rows = min(batch_size, len(store.documents) if streams == "document" else 1)
-        state = _state_bytes(model)
-    row = 4 * model.history + 16 * model.window + state + 2 * half * model.window * (config.mlp or 4 * config.width)
+    stored, computed = {"float64": (8, 8), "float32": (4, 4), "bfloat16": (4, 2)}[precision]  # bytes
+    count, config = -(-len(store) // model.window), model.config
+    if isinstance(model, Recurrent):  # one row per stream
+        count = int(np.count_nonzero(store.documents.tokens)) if streams == "document" else 1
+    rows, mlp = min(batch_size, count), config.mlp or 4 * config.width
+    row = 4 * model.history + 16 * model.window + _state_bytes(model) + 2 * computed * model.window * mlp
     return [
-        Part("the parameters", model.parameter_count() * full, "the size of the model"),
-        Part("a batch", rows * row, "batch_size"),
+        Part("the parameters", model.parameter_count() * stored, lower="the size of the model"),
+        Part("a batch", rows * row, rows, f"batch_size ({batch_size:,})"),
     ]
 
 
@@ -104,11 +108,11 @@ def _state_bytes(model: LanguageModel) -> int:
 def _check(what: str, parts: list[Part], device: torch.device) -> None:
     needed, there = sum(part.bytes for part in parts), memory_of(device)
     if needed > there:
-        largest = max(parts, key=lambda part: part.bytes)
-        place = "the GPU has" if device.type == "cuda" else "free on this machine are"
+        most = max(parts, key=lambda part: part.bytes)
+        has = f"the GPU has {format_bytes(there)}" if device.type == "cuda" else f"{format_bytes(there)} are available"
         raise UserError(
-            f"{what} needs at least {format_bytes(needed)} of memory, {format_bytes(largest.bytes)} of it for "
-            f"{largest.purpose}; {place} {format_bytes(there)}; lower {largest.settings}"
+            f"{what} needs at least {format_bytes(needed)} of memory, {format_bytes(most.bytes)} of it for "
+            f"{most.purpose}, but {has}; lower {most.lower if most.bytes / most.rows < there else SIZES}"
         )
 
 
