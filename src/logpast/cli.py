@@ -292,7 +292,10 @@ def _expand_flags(parser: ArgumentParser, argv: list[str]) -> list[str]:
 
 def _join_lists(parser: ArgumentParser, argv: list[str]) -> list[str]:
     """`--freeze table norm` as `--freeze=["table", "norm"]`. Only for parsers without positional arguments."""
-    lists = {name for a in parser._actions if getattr(a, "_typehint", None) == list[str] for name in a.option_strings}
+    actions = [action for action in parser._actions if getattr(action, "_typehint", None) == list[str]]
+    for action in actions:
+        action.metavar = "NAME ..."  # in the help
+    lists = {name for action in actions for name in action.option_strings}
     joined, words = list[str](), list(argv)
     while words:
         word = words.pop(0)
