@@ -335,7 +335,7 @@ def send_signals(monkeypatch: pytest.MonkeyPatch, step: int, *numbers: int) -> N
 @pytest.fixture
 def _hangup_as_before() -> Iterator[None]:
     """Training leaves SIGHUP ignored after it has arrived; the program that runs the tests may ignore it, too."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    before = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("not handled"))
     yield
     signal.signal(signal.SIGHUP, before)
 

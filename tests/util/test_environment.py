@@ -51,7 +51,7 @@ def test_describe_names_the_machine_and_the_versions() -> None:
         (10, {"device": "cpu", "threads": 3}, 3),
         (10**9, {"device": "cpu", "threads": 1}, 1),
         (10**9, {"device": "cpu", "threads": 64}, 8),
-        (10, {"device": "cpu"}, 1),
+        (10, {"device": "cpu"}, 4),
         (10**9, {"device": "cuda", "threads": 1}, 4),
     ],
 )

@@ -15,7 +15,7 @@ from logpast.util.signals import SIGHUP, handle_signals
 @pytest.fixture(autouse=True)
 def _hangup_as_before() -> Iterator[None]:
     """A test may leave SIGHUP ignored, and so may the program that runs the tests."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    before = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("not handled"))
     yield
     signal.signal(signal.SIGHUP, before)
 

@@ -62,8 +62,8 @@ def thread_count(parameters: int, before: dict[str, Any] | None = None) -> int:
     current = torch.get_num_threads()
     if "OMP_NUM_THREADS" in os.environ or "MKL_NUM_THREADS" in os.environ:
         return current
-    if before and before.get("device") == "cpu" and "threads" in before:
-        return min(int(before["threads"]), os.cpu_count() or 1)
+    if before and before.get("device") == "cpu":
+        return min(int(before.get("threads", current)), os.cpu_count() or 1)  # early versions did not record it
     return 1 if parameters < ONE_THREAD_BELOW else current
 
 
