@@ -196,6 +196,18 @@ def _kernels_gpu(results: Path) -> str:
     return as_markdown(Table(["switched off", "ms", "step time"], rows))
 
 
+def _memory_accuracy(results: Path) -> str:
+    """One row per device, type and path: the largest error over all lengths, by scale."""
+    worst: dict[tuple[str, str, str], dict[float, float]] = {}
+    for device in ("cpu", "gpu"):
+        for row in read_table(results, f"memory_accuracy_{device}")["rows"]:
+            by_scale = worst.setdefault((device.upper(), row["type"], row["path"]), {})
+            by_scale[row["scale"]] = max(by_scale.get(row["scale"], 0.0), row["short"], row["padded"])
+    scales = next(iter(worst.values()))
+    rows = [[*key, *(f"{by_scale[scale]:.1e}" for scale in scales)] for key, by_scale in worst.items()]
+    return as_markdown(Table(["device", "type", "path", *(f"scale {scale:,g}" for scale in scales)], rows))
+
+
 def _memory_gpu(results: Path) -> str:
     rows = [
         [row["way"], f"{row['text'].split()[0].split(':')[0].replace('wiki22k', 'text')}, {row['horizon']:,} "
@@ -455,6 +467,7 @@ VIEWS: dict[str, View] = {
     "price-of-memory": _price_of_memory,
     "price-of-attention": _price_of_attention,
     "kernels-gpu": _kernels_gpu,
+    "memory-accuracy": _memory_accuracy,
     "memory-gpu": _memory_gpu,
     "score-gpu": _score_gpu,
     "fast-step": _fast_step,

@@ -26,7 +26,7 @@ from logpast.models import LanguageModel, Recurrent, Transformer
 from logpast.models.base import State
 from logpast.models.decoder import KeyValueCache
 from logpast.training.checkpoint import find_checkpoint
-from logpast.util.environment import pick_device
+from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
 from logpast.util.progress import progress_bar
 from logpast.util.validation import validate_arguments
@@ -115,14 +115,15 @@ def generate(
         by_sample = (map(itemgetter(number), copy) for number, copy in enumerate(copies))
         return [until_stop(decode(each, tokenizer), stop) for each in by_sample]
 
-    if interactive:
-        return _converse(reader, tokenizer, prompt, lambda text: continue_text(text)[0])
-    texts = []
-    for number, pieces in enumerate(continue_text(prompt), 1):
-        if count > 1:
-            print(f"--- sample {number} of {count} ---")
-        texts.append("".join(_printed(chain([prompt] if echo else [], pieces))))
-    return texts[0] if samples is None else texts
+    with cpu_threads(thread_count(model.parameter_count())):
+        if interactive:
+            return _converse(reader, tokenizer, prompt, lambda text: continue_text(text)[0])
+        texts = []
+        for number, pieces in enumerate(continue_text(prompt), 1):
+            if count > 1:
+                print(f"--- sample {number} of {count} ---")
+            texts.append("".join(_printed(chain([prompt] if echo else [], pieces))))
+        return texts[0] if samples is None else texts
 
 
 def _printed(pieces: Iterable[str]) -> Iterator[str]:
