@@ -526,8 +526,10 @@ def test_batches_and_models_that_cannot_fit_are_refused_at_once(
         assert setting in error
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(memory_check, "memory_of", lambda device: 50_000)
+    (tmp_path / "unseen.txt").write_text("other words " * 500)
     for command in (["eval", "--checkpoint", tiny_run], ["analyze", tiny_run, "--out", tmp_path / "analysis"]):
-        assert "batch_size (1,000)" in error_of(capsys, *command, "--data", store.path, "--batch_size=1000")
+        error = error_of(capsys, *command, "--data", tmp_path / "unseen.txt", "--batch_size=1000")
+        assert "batch_size (1,000)" in error
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

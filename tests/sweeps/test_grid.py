@@ -100,7 +100,7 @@ def test_variants_may_set_recipe_and_test(sweep_file: SweepFile, tmp_path: Path)
         ({"grids": [{5: [5]}]}, "keys .* 5"),
         ({"grids": [{None: [5]}]}, "keys .* None"),
         ({"grids": [{"steps": [0]}]}, r"steps .* 0 \(cell steps0-seed0\)"),
-        ({"set": {"epochs": 2}}, "steps .*epochs"),
+        ({"set": {"epochs": 2}}, "steps.*epochs"),
         ({"grids": [{"test": [5]}]}, "test .* 5"),
         ({"grids": [{"data": [5]}]}, "data"),
         ({"grids": [{"a": {"ü" * 101: {"steps": 1}}}]}, "is too long"),
