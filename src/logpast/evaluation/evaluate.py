@@ -176,7 +176,9 @@ def _score_checkpoint(
 ) -> NDArray[np.float64]:
     model = load(checkpoint, device, precision)
     with arithmetic(device, precision), progress_bar("scoring", len(store)) as progress:
-        nats = score(model, store, model.window, model.history, batch_size, streams, device, progress=progress.update)
+        recall = model.config.recall_form
+        sizes = model.window, model.history, batch_size
+        nats = score(model, store, *sizes, streams, device, progress=progress.update, recall=recall)
     if np.isnan(nats).any():
         raise UserError(f"the loss of {checkpoint.path} is NaN: its training diverged; use an earlier checkpoint")
     return nats

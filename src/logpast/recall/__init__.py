@@ -39,9 +39,12 @@ class RecallForm:
     @property
     def edges(self) -> list[int]:
         """The largest lag of each bin."""
-        near = min(NEAR, self.reach)
-        edges = np.geomspace(near, self.reach, self.bins) if self.bins > 1 else np.array([self.reach])
-        return sorted({round(edge) for edge in edges})
+        near = max(1.0, min(NEAR, self.reach / 4 ** (self.bins - 1)))
+        return sorted({round(edge) for edge in np.geomspace(near, self.reach, self.bins)[::-1]} | {self.reach})
+
+    def state_bytes(self, vocabulary: int) -> int:
+        """Bytes of a `Past` that is as long as the reach."""
+        return 8 * self.reach + 8 * len(self.edges) * vocabulary
 
 
 class Recall(nn.Module):

@@ -162,10 +162,10 @@ class Run:
         for number, part in enumerate(parts):
             with fabric.no_backward_sync(self.model, enabled=number + 1 < len(parts)):
                 if self.carried is None:
-                    loss = share = self.model(*part).sum() / scored
+                    loss = share = self.model(*part.inputs).sum() / scored
                 else:
                     before = {name: value.split(size)[number] for name, value in self.carried.items()}
-                    nats, after, extra = self.model(*part, before)
+                    nats, after, extra = self.model(*part[:3], before, *part[3:])
                     share = nats.sum() / scored
                     loss = share + extra.sum() / config.batch_size
                 fabric.backward(loss * fabric.world_size)  # processes average gradients; we need the sum
@@ -217,6 +217,7 @@ class Run:
                 device=fabric.device,
                 limit=config.data.validation_tokens,
                 share=(fabric.global_rank, fabric.world_size),
+                recall=self.bare.config.recall_form,
             )
         total = self._sum(torch.tensor(math.fsum(nats), dtype=torch.float64))
         loss = self._finite(float(total) / len(nats))
