@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from logpast import cli
+from logpast import cli, generation
 from logpast.cli import COMMANDS, SECTIONS, main
 from logpast.data import TokenStore
 from logpast.models import RecentConfig
@@ -147,6 +148,38 @@ def test_later_recipes_override_earlier_ones(monkeypatch: pytest.MonkeyPatch, tm
     assert mine == replace(small, steps=7, model=replace(small.model, slots=9))  # type: ignore[call-arg]
 
 
+def test_steps_replace_the_epochs_of_a_recipe_and_the_reverse(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = parsed(monkeypatch, "--config", "small-cpu", "--epochs", 3)
+    assert (config.steps, config.epochs) == (None, 3)
+    (tmp_path / "mine.yaml").write_text("steps: 7\n")
+    config = parsed(monkeypatch, "--config", "paper-pg19", "--config", tmp_path / "mine.yaml")
+    assert (config.steps, config.epochs) == (7, None)
+    error = error_of(capsys, "train", "--config", "small-cpu", "--epochs", 3, "--steps=5")
+    assert "steps=5 and epochs=3 are both given" in error
+
+
+@pytest.mark.parametrize("words", ["--freeze blocks.* !blocks.1 --seed=1", "--freeze '[blocks.*, \"!blocks.1\"]'"])
+def test_a_list_may_be_given_as_several_words(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parsed(monkeypatch, "--config", "small-cpu", *shlex.split(words)).freeze == ["blocks.*", "!blocks.1"]
+
+
+def test_init_from_supplies_the_settings_if_there_is_no_recipe(
+    tiny_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    before = find_checkpoint(tiny_run).config
+    words = ["--init_from", tiny_run, "--run", tmp_path / "new", "--data.train", "new.txt"]
+    config = parsed(monkeypatch, *words, "--epochs=2", "--model", "recent")
+    assert config.model == RecentConfig(
+        slots=5, window=8, layers=1, heads=1, width=8, vocabulary=before.model.vocabulary
+    )
+    assert config.data.tokenizer == str(find_checkpoint(tiny_run).path)
+    assert (config.run, config.epochs, config.steps, config.batch_size) == (tmp_path / "new", 2, None, 4)
+    assert parsed(monkeypatch, *words, "--config", "small-cpu").model.layers == 4
+    assert "run" in error_of(capsys, "train", "--init_from", tiny_run)
+
+
 def test_model_selects_another_system_than_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = parsed(monkeypatch, "--config", "paper-pg19")
     control = parsed(monkeypatch, "--config", "paper-pg19", "--model", "recent", "--model.slots", 41)
@@ -230,6 +263,9 @@ BAD_TRAINING = {
     "empty system": ["--model", ""],
     "no system": ["--model.system"],
     "empty text": ["--data.train", ""],
+    "nothing to start from": ["--init_from", "runs/nowhere/else"],
+    "nothing to resume": ["--resume", "best"],
+    "nothing to freeze": ["--freeze", "nothing"],
 }
 
 
@@ -336,12 +372,24 @@ def test_unusual_prompts_are_accepted(words: list[str], tiny_run: Path, capsys: 
         (["--prompt", "--hello"], "write --prompt=--hello"),
         (["--prompt", "--seed=3"], "--prompt: expected one argument"),
         (["--temperature", -1], "temperature"),
+        (["--stop", "--x"], "write --stop=--x"),
+        (["--stop"], "--stop"),
+        (["--stop", ""], "stop"),
+        (["--samples", 0], "samples"),
     ],
 )
 def test_wrong_options_of_generate_are_one_line_errors(
     words: list[object], named: str, tiny_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert named in error_of(capsys, "generate", "--checkpoint", tiny_run, *words)
+
+
+def test_stop_texts_are_taken_as_they_are(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(generation, "until_stop", lambda pieces, stop: seen.append(stop) or pieces)
+    words = ["--stop", "User:", "[x]", "null", "\n", "--stop=--x", "--tokens", 2]
+    assert run("generate", "--checkpoint", tiny_run, *words) == 0
+    assert seen == [["User:", "[x]", "null", "\n", "--x"]]
 
 
 def test_brackets_are_suggested_for_lists_only(capsys: pytest.CaptureFixture[str]) -> None:

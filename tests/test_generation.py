@@ -1,17 +1,24 @@
-"""Generation: probabilities equal those of scoring, across windows; sampling; the printed text; errors."""
+"""Generation: probabilities equal those of scoring, across windows; sampling; the printed text; interactive sessions;
+errors."""
 
-from dataclasses import replace
+import io
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from logpast.data import TokenStore
 from logpast.evaluation.scoring import score
-from logpast.generation import _sample, continuations, generate, next_logits
+from logpast.generation import Reader, _sample, continuations, decode, generate, until_stop
 from logpast.models import (
     CompressiveConfig,
+    LanguageModel,
     LogMemoryConfig,
     RecentConfig,
     RecurrentMemoryConfig,
@@ -20,43 +27,77 @@ from logpast.models import (
     TransformerXLRecurrentMemoryConfig,
     build,
 )
-from logpast.training.config import TrainConfig
+from logpast.models.base import ModelConfig, State
+from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
 from logpast.util.errors import UserError
 
 SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        LogMemoryConfig(slots=13, sharpness=10, **SIZES),
-        RecentConfig(slots=3, **SIZES),
-        RecentConfig(slots=0, **SIZES),
-        TransformerXLConfig(memory=6, **SIZES),
-        RecurrentMemoryConfig(memory_tokens=2, **SIZES),
-        TransformerXLRecurrentMemoryConfig(memory=4, memory_tokens=2, **SIZES),
-        CompressiveConfig(memory=4, compressed=4, rate=2, **SIZES),
-        TimeLocalConfig(slots=5, **SIZES),
-    ],
-)
-@pytest.mark.parametrize("prompt", [1, 3, 4, 5, 9])
-def test_probabilities_equal_those_of_scoring(config: LogMemoryConfig, prompt: int) -> None:
-    """Over several windows, each token of a text gets the same probability as in scoring."""
+SYSTEMS = [
+    LogMemoryConfig(slots=13, sharpness=10, **SIZES),
+    RecentConfig(slots=3, **SIZES),
+    RecentConfig(slots=0, **SIZES),
+    TransformerXLConfig(memory=6, **SIZES),
+    RecurrentMemoryConfig(memory_tokens=2, **SIZES),
+    TransformerXLRecurrentMemoryConfig(memory=4, memory_tokens=2, **SIZES),
+    CompressiveConfig(memory=4, compressed=4, rate=2, **SIZES),
+    TimeLocalConfig(slots=5, **SIZES),
+]
+
+
+def random_model(config: ModelConfig) -> LanguageModel:
     torch.manual_seed(0)
     model = build(config).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
-    text = np.random.default_rng(0).integers(0, 12, 23).tolist()
-    expected = score(model, TokenStore.in_memory([text], 13, 12), 4, model.history)
-    stream, nats = [12, *text[: prompt - 1]], []
-    for logits in next_logits(model, stream):
-        token = text[len(stream) - 1]
-        nats.append(-float(logits.double().log_softmax(0)[token]))
-        stream.append(token)
-        if len(stream) > len(text):
-            break
-    np.testing.assert_allclose(nats, expected[prompt - 1 :], rtol=1e-5)
+    return model
+
+
+@pytest.mark.parametrize("config", SYSTEMS)
+@pytest.mark.parametrize("prompt", [1, 3, 4, 5, 9])
+def test_probabilities_equal_those_of_scoring(config: ModelConfig, prompt: int) -> None:
+    """Over several windows, each token of two texts in a batch gets the same probability as in scoring."""
+    model = random_model(config)
+    texts = np.random.default_rng(0).integers(0, 12, (2, 23)).tolist()
+    expected = np.stack([score(model, TokenStore.in_memory([text], 13, 12), 4, model.history) for text in texts])
+    reader, nats = Reader(model, [[12, *text[: prompt - 1]] for text in texts]), []
+    for position in range(prompt - 1, 23):
+        logits = reader.logits().double().log_softmax(1)
+        nats.append([-float(row[text[position]]) for row, text in zip(logits, texts, strict=True)])
+        for stream, text in zip(reader.streams, texts, strict=True):
+            stream.append(text[position])
+    np.testing.assert_allclose(np.transpose(nats), expected[:, prompt - 1 :], rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", SYSTEMS)
+def test_predictions_after_cutting_and_extending_a_stream_equal_those_of_a_new_one(config: ModelConfig) -> None:
+    model, random = random_model(config), np.random.default_rng(0)
+    reader = Reader(model, [[12]])
+    for kept, added in ((1, 3), (4, 1), (5, 1), (4, 1), (4, 6), (8, 1), (8, 2), (3, 8), (11, 0), (1, 0), (1, 9)):
+        reader.logits()
+        reader.cut(kept)
+        reader.extend(random.integers(0, 12, added).tolist())
+        expected = Reader(model, [list(reader.streams[0])]).logits()
+        torch.testing.assert_close(reader.logits(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_recurrent_model_reads_each_segment_of_a_conversation_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model(TransformerXLConfig(memory=6, **SIZES))
+    lengths, segment = [], model.segment
+
+    def counted(tokens: torch.Tensor, state: State) -> Any:
+        lengths.append(tokens.shape[1])
+        return segment(tokens, state)
+
+    monkeypatch.setattr(model, "segment", counted)
+    reader = Reader(model, [[12, *range(11)]])
+    reader.logits()
+    assert lengths == [4, 4, 4]
+    reader.extend([1, 2])
+    reader.logits()
+    assert lengths[3:] == [4, 2]
 
 
 def test_sampling() -> None:
@@ -82,38 +123,182 @@ def test_padding_and_end_of_text_are_never_sampled() -> None:
     model = build(RecentConfig(slots=0, window=4, layers=1, heads=1, width=8, vocabulary=64))
     allowed = torch.ones(10, dtype=torch.bool)
     allowed[9] = False
-    tokens = continuations(model, [9], allowed, temperature=5.0)
-    assert max(next(tokens) for _ in range(300)) == 8
+    tokens = continuations(Reader(model, [[9]]), allowed, [torch.Generator()], temperature=5.0)
+    assert max(next(tokens)[0] for _ in range(300)) == 8
 
 
 def test_predictions_of_nan_are_an_error() -> None:
     model = build(RecentConfig(slots=0, window=4, layers=1, heads=1, width=8, vocabulary=64))
     torch.nn.init.constant_(model.table.weight, float("nan"))
     with pytest.raises(UserError, match="diverged"):
-        next(continuations(model, [9], torch.ones(10, dtype=torch.bool)))
+        next(continuations(Reader(model, [[9]]), torch.ones(10, dtype=torch.bool), [torch.Generator()]))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> Path:
+    """A run whose model has learned some words."""
+    config = TrainConfig(
+        run=tmp_path_factory.mktemp("trained") / "run",
+        data=DataConfig(train=str(store.path)),
+        model=LogMemoryConfig(slots=17, sharpness=20, window=8, layers=2, heads=2, width=16),
+        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=5),
+        steps=60,
+        batch_size=16,
+        accelerator="cpu",
+        tensorboard=False,
+    )
+    train(config)
+    return config.run
 
 
 def test_generate_prints_and_returns_the_text(
-    train_config: TrainConfig, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(train_config, steps=20)
-    train(config)
     capsys.readouterr()
-    text = generate(config.run, prompt="And God", tokens=40, seed=3)
+    text = generate(trained, prompt="And God", tokens=40, seed=3)
+    assert isinstance(text, str)
     assert capsys.readouterr().out == text + "\n"
     assert text.startswith("And God")
     assert len(text) > 40
-    assert generate(config.run, prompt="And God", tokens=40, seed=3) == text
-    assert generate(config.run, prompt="And God", tokens=40, seed=4) != text
-    likeliest = [generate(config.run, prompt="And", tokens=12, seed=seed, top_k=1) for seed in (0, 1)]
-    assert likeliest[0] == likeliest[1] == generate(config.run, prompt="And", tokens=12, seed=2, top_p=1e-9)
-    greedy = [generate(config.run, prompt="And", tokens=12, temperature=0, seed=seed) for seed in (0, 1)]
+    assert generate(trained, prompt="And God", tokens=40, seed=3) == text
+    assert generate(trained, prompt="And God", tokens=40, seed=4) != text
+    likeliest = [generate(trained, prompt="And", tokens=12, seed=seed, top_k=1) for seed in (0, 1)]
+    assert likeliest[0] == likeliest[1] == generate(trained, prompt="And", tokens=12, seed=2, top_p=1e-9)
+    greedy = [generate(trained, prompt="And", tokens=12, temperature=0, seed=seed) for seed in (0, 1)]
     assert greedy[0] == greedy[1]
     (tmp_path / "prompt.txt").write_text("And God")
-    assert generate(config.run, prompt_file=tmp_path / "prompt.txt", tokens=40, seed=3) == text
-    (tmp_path / "prompt.txt").write_bytes(b"And\r\n")
-    assert generate(config.run, prompt_file=tmp_path / "prompt.txt", tokens=1).startswith("And\r\n")
-    assert generate(config.run, tokens=5)  # without a prompt
+    assert generate(trained, prompt_file=tmp_path / "prompt.txt", tokens=40, seed=3) == text
+    (tmp_path / "prompt.txt").write_bytes(b"\xef\xbb\xbfAnd\r\nGod\r")  # read as training text is
+    assert str(generate(trained, prompt_file=tmp_path / "prompt.txt", tokens=1)).startswith("And\nGod\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfAnd\r\n"), newline=""))
+    assert str(generate(trained, prompt_file=Path("-"), tokens=1)).startswith("And\n")
+    assert generate(trained, tokens=5)  # without a prompt
+
+
+def test_without_echo_the_prompt_is_neither_printed_nor_returned(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = generate(trained, prompt="And God", tokens=20)
+    capsys.readouterr()
+    assert f"And God{generate(trained, prompt='And God', tokens=20, echo=False)}" == text
+    assert "And God" + capsys.readouterr().out == f"{text}\n"
+
+
+def test_tokens_before_the_history_change_nothing(trained: Path) -> None:
+    rest = " And God said." * 20
+    texts = [generate(trained, prompt=first + rest, tokens=20, echo=False) for first in "xy"]
+    assert texts[0] == texts[1]
+    texts = [generate(trained, prompt=first + rest[:14], tokens=20, echo=False) for first in "xy"]
+    assert texts[0] != texts[1]
+
+
+def test_samples_are_those_of_consecutive_seeds(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    single = [generate(trained, prompt="And", tokens=30, seed=seed) for seed in (5, 6, 7)]
+    assert len(set(single)) == 3
+    capsys.readouterr()
+    assert generate(trained, prompt="And", tokens=30, seed=5, samples=3) == single
+    assert capsys.readouterr().out == "".join(
+        f"--- sample {number} of 3 ---\n{text}\n" for number, text in enumerate(single, 1)
+    )
+    assert generate(trained, prompt="And", tokens=30, seed=5, samples=1) == single[:1]
+
+
+def test_samples_stop_on_their_own(trained: Path) -> None:
+    whole = generate(trained, prompt="And", tokens=60, samples=4, echo=False)
+    stopped = generate(trained, prompt="And", tokens=60, samples=4, echo=False, stop=["the"])
+    assert stopped == [text.partition("the")[0] for text in whole]
+    assert len(set(map(len, stopped))) > 1
+
+
+@given(
+    st.lists(st.text("abé😀", max_size=4), max_size=12), st.lists(st.text("abé😀", min_size=1, max_size=4), max_size=3)
+)
+def test_text_ends_before_the_first_stop_text_however_tokens_split_it(pieces: list[str], stop: list[str]) -> None:
+    """Each byte may be a token of its own, and a token may go on after the stop text."""
+    whole = "".join(pieces)
+    ends = [end for end in range(len(whole) + 1) if whole[:end].endswith(tuple(stop))]
+    first = whole[: ends[0]] if ends else whole
+    expected = first[: min((first.rindex(s) for s in stop if first.endswith(s)), default=len(first))]
+    assert "".join(until_stop(pieces, stop)) == expected
+    split = decode(whole.encode(), SimpleNamespace(decode_bytes=bytes))  # type: ignore[arg-type]
+    assert "".join(until_stop(split, stop)) == expected
+
+
+def test_text_is_held_back_only_while_it_may_be_a_stop_text() -> None:
+    pieces, read = ["a <", "e", "nd", "<end", "x<en", "d>", "z"], []
+    shown = until_stop((read.append(piece) or piece for piece in pieces), ["<end>", "§"])
+    assert [(text, len(read)) for text in shown if text] == [("a ", 1), ("<end", 4), ("<endx", 5)]
+    assert len(read) == 6  # nothing is generated after the stop text
+
+
+def test_a_stop_text_ends_generation(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = str(generate(trained, prompt="And", tokens=60))
+    stop = text[20:26]
+    capsys.readouterr()
+    assert generate(trained, prompt="And", tokens=60, stop=["not there", stop]) == text[: text.index(stop)]
+    assert capsys.readouterr().out == text[: text.index(stop)] + "\n"
+
+
+def converse(trained: Path, lines: bytes, monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
+    """The text at the end of an interactive session."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8"))
+    return str(generate(trained, interactive=True, tokens=12, **options))
+
+
+def test_an_interactive_session_remembers_lines_and_printed_answers(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty line adds nothing. What follows a stop text, and the stop text itself, are not remembered."""
+    stop = ["\n", "e", "�"]
+    single = generate(trained, prompt="And God", tokens=12, echo=False, stop=stop)
+    capsys.readouterr()
+    text = converse(trained, "said, ü😀\n\nIn the\n".encode(), monkeypatch, prompt="And God", stop=stop)
+    answers = capsys.readouterr().out.splitlines()
+    assert len(answers) == 4
+    assert answers[0] == single
+    assert any(answers[1:])
+    assert text == f"And God{answers[0]}\nsaid, ü😀{answers[1]}{answers[2]}\nIn the{answers[3]}"
+
+
+def test_reset_forgets_the_text_so_far(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = converse(trained, b"And God\n/rest\n/reset\nIn the\n", monkeypatch, temperature=0)
+    assert text == generate(trained, prompt="In the", tokens=12, temperature=0)
+    assert "unknown command /rest; /reset" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_only_the_current_answer(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was printed of it is remembered."""
+    calls, logits = [], Reader.logits
+
+    def interrupted(reader: Reader) -> torch.Tensor:
+        calls.append(reader)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return logits(reader)
+
+    monkeypatch.setattr(Reader, "logits", interrupted)
+    text = converse(trained, b"And God\nIn the\n", monkeypatch, stop=["�"])
+    first, second = text.removeprefix("And God").split("\nIn the")
+    assert capsys.readouterr().out == f"{first}\n{second}\n"
+    assert second
+    assert len(calls) > 5
+
+
+def test_input_that_is_not_utf8_is_reported(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for errors in ("strict", "surrogateescape"):  # as in most locales, and in the C locale
+        for options in ({"interactive": True}, {"prompt_file": "-"}):
+            monkeypatch.setattr(
+                sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff\n"), encoding="utf-8", errors=errors)
+            )
+            with pytest.raises(UserError, match=r"standard input.*(byte 0xff in position|at byte) 2"):
+                generate(trained, **options)  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="standard input is closed"):
+        generate(trained, prompt_file=Path("-"))
 
 
 @pytest.mark.parametrize(
@@ -127,11 +312,16 @@ def test_generate_prints_and_returns_the_text(
         {"temperature": float("nan")},
         {"temperature": float("inf")},
         {"seed": -1},
+        {"samples": 0},
+        {"samples": -1},
+        {"stop": ["a", ""]},
+        {"interactive": True, "samples": 2},
+        {"interactive": True, "prompt_file": "-"},
     ],
 )
-def test_illegal_options_are_named(wrong: dict[str, float], tmp_path: Path) -> None:
+def test_illegal_options_are_named(wrong: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
-        generate(tmp_path, **wrong)  # type: ignore[arg-type]
+        generate(tmp_path, **wrong)
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
@@ -141,3 +331,6 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         generate(tmp_path, prompt="a", prompt_file=tmp_path / "b")
     with pytest.raises(UserError, match=str(tmp_path / "b")):
         generate(tmp_path, prompt_file=tmp_path / "b")
+    (tmp_path / "c").write_text("And", encoding="utf-16")
+    with pytest.raises(UserError, match=r"c is not UTF-8 .*iconv -f utf-16"):
+        generate(tmp_path, prompt_file=tmp_path / "c")

@@ -91,10 +91,10 @@ def view(name: str, results: Path) -> str:
     """The content of a region."""
     if name in VIEWS:
         return VIEWS[name](results)
-    file, *rest = name.split(":", 2)
-    if len(rest) != 2:
+    file, _, rest = name.partition(":")
+    place, given, form = rest.rpartition(":")  # a place may have a colon
+    if not given:
         raise UserError(f"unknown view {name!r}; {suggest(name, list(VIEWS))}")
-    place, form = rest
     values = flatten(read_table(results, file))
     if place not in values:
         raise UserError(f"{file} has no {place!r}; {suggest(place, list(values))}")

@@ -12,7 +12,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from logpast.analysis.page import signed, span, spans
+from logpast.analysis.labels import difference, span, spans
 from logpast.analysis.saved import WAYS, read_analysis
 from logpast.comparison import table as comparison_table
 from logpast.ledger import row as ledger
@@ -21,6 +21,7 @@ from logpast.ledger.documents import documents, in_vocabulary_perplexity
 from logpast.paper import printed
 from logpast.paper.accounting import accounting_table
 from logpast.paper.ours import ours_table
+from logpast.reporting.differences import NEGATIVE_IS_LOWER, in_words, signed
 from logpast.reporting.tables import Table, as_markdown
 from logpast.util.errors import UserError
 
@@ -78,14 +79,13 @@ def _demo_text(results: Path) -> str:
     scores = _scores(results, "demo-text")
     memory, control = scores["log_memory"], scores["recent"]
     heads = ["seed", "memory ppl_token", "control ppl_token", "memory bits/byte", "control bits/byte",
-             "difference, nats per token [95 % over chapters]", "better on"]  # fmt: skip
+             f"memory − control, nats per token ({NEGATIVE_IS_LOWER}) [95 % over chapters]", "lower on"]  # fmt: skip
     rows = []
     for seed, (ours, theirs) in enumerate(zip(memory, control, strict=True)):
         against = ours["against"]
-        low, high = against["interval"]
         rows.append([
             str(seed), f"{ours['ppl_token']:.2f}", f"{theirs['ppl_token']:.2f}", f"{ours['bits_per_byte']:.4f}",
-            f"{theirs['bits_per_byte']:.4f}", f"{against['nats_per_token']:+.4f} [{low:+.4f}, {high:+.4f}]",
+            f"{theirs['bits_per_byte']:.4f}", signed(against["nats_per_token"], against.get("interval")),
             f"{against['documents_better']} of {against['documents']}",
         ])  # fmt: skip
     means = [
@@ -319,7 +319,7 @@ def _pairs(results: Path, file: str) -> list[tuple[Row, Row]]:
 
 
 def _difference(memory: Row, control: Row) -> float:
-    """Nats per token on the test text, negative where the memory is better."""
+    """Nats per token on the test text, negative where the memory's loss is lower."""
     return math.log(memory["scores"]["ppl_token"] / control["scores"]["ppl_token"])
 
 
@@ -338,7 +338,7 @@ def _last_pair(results: Path, *, text: str) -> str:
     pairs = [pair for pair in _pairs(results, "sweep-pairs") if pair[0]["train_data"]["name"] == text]
     memory, control = pairs[-1]
     ours, theirs = (row["scores"]["ppl_token"] for row in (memory, control))
-    return _minus_signs(f"{ours:.2f} against {theirs:.2f}, {_difference(memory, control):+.3f} nats per token")
+    return f"{ours:.2f} against {theirs:.2f}, {in_words(_difference(memory, control), digits=3)}"
 
 
 def _by_length(results: Path, *, text: str, difference: Callable[[Row, Row], float | None]) -> str:
@@ -405,14 +405,15 @@ def _analyses(results: Path, name: str) -> dict[str, dict[str, Any]]:
     return {f"seed {each['model']['seed']}": each for each in found}
 
 
-def _gain_by_token(results: Path, *, name: str) -> str:
-    """The gain over the control by position in the window and by the token's last occurrence."""
+def _compared_by_token(results: Path, *, name: str) -> str:
+    """Memory − control by position in the window and by the token's last occurrence."""
     seeds = _analyses(results, name)
 
     def rows(labels: list[str], *keys: str) -> list[tuple[str, ...]]:
         parts = [reduce(getitem, keys, each) for each in seeds.values()]
         shares = [f"{tokens / sum(parts[0]['tokens']):.1%}" for tokens in parts[0]["tokens"]]
-        return [*zip(labels, shares, *(_with_interval(part["gain"], "nats") for part in parts), strict=True)]
+        columns = (_with_interval(difference(part["gain"]), "nats") for part in parts)
+        return [*zip(labels, shares, *columns, strict=True)]
 
     first = next(iter(seeds.values()))
     positions = [span(a + 1, b + 1) for a, b in spans(first["position"]["binned"])]
@@ -421,7 +422,8 @@ def _gain_by_token(results: Path, *, name: str) -> str:
         *rows([f"position in the window: {position}" for position in positions], "position", "binned"),
         *rows([f"last occurrence: {kind}" for kind in first["last_seen"]["where"]["kinds"]], "last_seen", "where"),
     ]
-    return as_markdown(Table(["tokens", "share", *(f"gain, {seed}" for seed in seeds)], lines))
+    heads = (f"memory − control ({NEGATIVE_IS_LOWER}), {seed}" for seed in seeds)
+    return as_markdown(Table(["tokens", "share", *heads], lines))
 
 
 def _loss_without_past(results: Path, *, name: str) -> str:
@@ -468,11 +470,11 @@ VIEWS: dict[str, View] = {
     "sweep-pairs": partial(_last_pair, text="wiki22k:train"),
     "sweep-pairs-pg19": partial(_last_pair, text="pg19:train"),
     "sweep-pairs-training": partial(_over_training, file="sweep-pairs"),
-    "pairs-wiki22k-where": partial(_gain_by_token, name="wiki22k-k200"),
+    "pairs-wiki22k-where": partial(_compared_by_token, name="wiki22k-k200"),
     "pairs-wiki22k-past": partial(_loss_without_past, name="wiki22k-k200"),
-    "pairs-pg19-where": partial(_gain_by_token, name="pg19-k200"),
+    "pairs-pg19-where": partial(_compared_by_token, name="pg19-k200"),
     "pairs-pg19-past": partial(_loss_without_past, name="pg19-k200"),
     "sweep-rereading": partial(_over_training, file="sweep-rereading"),
-    "rereading-where": partial(_gain_by_token, name="much-width192"),
+    "rereading-where": partial(_compared_by_token, name="much-width192"),
     "rereading-past": partial(_loss_without_past, name="much-width192"),
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import os
 import re
 import sys
@@ -28,6 +29,7 @@ class Command(NamedTuple):
     positional: str | None = None  # the parameter that is given without an option
     metavar: str | None = None
     nargs: str | None = None  # as in argparse: "+" or "*" for several
+    texts: str | None = None  # the option that takes one or more texts, whatever they look like
 
 
 SECTIONS = {
@@ -42,7 +44,7 @@ SECTIONS = {
         ),
         "train": Command("logpast.training.loop", "train", "train a model from a recipe"),
         "eval": Command("logpast.evaluation.evaluate", "evaluate", "score a model: perplexity, bits per byte"),
-        "generate": Command("logpast.generation", "generate", "continue a prompt"),
+        "generate": Command("logpast.generation", "generate", "continue a prompt", texts="stop"),
         "analyze": Command(
             "logpast.analysis.analyze", "analyze", "show where a model gains and how far back it looks",
             "checkpoint", "CHECKPOINT",
@@ -189,9 +191,17 @@ def _command_parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
             help=_help_of(function, command.positional),
             **default,
         )
-    parser.add_function_arguments(
-        function, skip={command.positional} if command.positional else set(), fail_untyped=True
-    )
+    if command.texts:
+        parser.add_argument(
+            f"--{command.texts}",
+            nargs="+",
+            action="extend",
+            type=str,
+            metavar="TEXT",
+            help=_help_of(function, command.texts),
+        )
+    skip: set[str | int] = {name for name in (command.positional, command.texts) if name}
+    parser.add_function_arguments(function, skip=skip, fail_untyped=True)
     return parser
 
 
@@ -243,7 +253,7 @@ def _title_groups(parser: ArgumentParser) -> None:
 def _check_options(parser: ArgumentParser, argv: list[str]) -> None:
     """An error for an option without its value, and for an unknown option, with the nearest name."""
     known = [option for action in parser._actions for option in action.option_strings]
-    with_value = {name for a in parser._actions if a.nargs is None for name in a.option_strings} - _flags(parser)
+    with_value = {name for a in parser._actions if a.nargs in (None, "+") for name in a.option_strings} - _flags(parser)
     for option, word in pairwise(argv):  # a value may start with a dash if it is a number or contains a space
         if option in with_value and re.match(r"--?[^-\s\d.]\S*$", word) and word.partition("=")[0] not in known:
             raise UserError(f"{option} is given without a value; write {option}={word} if {word} is the value")
@@ -262,6 +272,20 @@ def _expand_flags(parser: ArgumentParser, argv: list[str]) -> list[str]:
     ]
 
 
+def _join_lists(parser: ArgumentParser, argv: list[str]) -> list[str]:
+    """`--freeze table norm` as `--freeze=["table", "norm"]`. Only for parsers without positional arguments."""
+    lists = {name for a in parser._actions if getattr(a, "_typehint", None) == list[str] for name in a.option_strings}
+    joined, words = list[str](), list(argv)
+    while words:
+        word = words.pop(0)
+        values = list[str]()
+        while word in lists and words and not words[0].startswith("--"):
+            values.append(words.pop(0))
+        given_as_list = len(values) == 1 and values[0].startswith("[") and values[0].endswith("]")
+        joined += [word, *values] if given_as_list or not values else [f"{word}={json.dumps(values)}"]
+    return joined
+
+
 def _flags(parser: ArgumentParser) -> set[str]:
     """The options that are true or false."""
     actions = [a for a in parser._actions if getattr(a, "_typehint", None) in (bool, bool | None)]
@@ -273,7 +297,7 @@ def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
     import yaml
 
     from logpast.models import SYSTEMS
-    from logpast.training.config import TrainConfig
+    from logpast.training.config import LENGTH, TrainConfig
     from logpast.training.recipes import add_settings, fit_to_system, shipped_recipes
 
     system, recipes, options = _system_and_recipes(argv)
@@ -289,7 +313,12 @@ def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
         "--model.system", default=system, type=str, help=f"or --model NAME: the system, {', '.join(SYSTEMS)}"
     )
     add_settings(parser, system)
+    options = _join_lists(parser, options)
+    has_length = any(word.partition("=")[0] in ("--steps", "--epochs") for word in options)
     for file, recipe in recipes[::-1]:
+        if has_length:  # steps replace the epochs of an earlier recipe, and the reverse
+            recipe = {name: value for name, value in recipe.items() if name not in LENGTH}
+        has_length = has_length or any(recipe.get(name) is not None for name in LENGTH)
         options = ["--config", yaml.safe_dump(fit_to_system(recipe, system, parser, file)), *options]
     values = _parse(parser, options)
     values["model"]["system"] = system
@@ -297,17 +326,21 @@ def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
 
 
 def _system_and_recipes(argv: list[str]) -> tuple[str, list[tuple[str, dict[str, Any]]], list[str]]:
-    """The system that options or recipes name, the recipes, and all other options."""
+    """The system that options or recipes name, the recipes, and all other options.
+
+    Without a recipe, that of the model that --init_from names.
+    """
     from logpast.models import known_system
+    from logpast.training.init_from import open_source
     from logpast.training.recipes import read_recipe
 
-    system, recipes, options = None, [], []
+    system, source, recipes, options = None, None, [], []
     words = iter(argv)
     for word in words:
         option, given, value = word.partition("=")
         if option in SECTION_EXAMPLES:
             raise UserError(f"{option} holds several settings; write {SECTION_EXAMPLES[option]}, or see train --help")
-        if option not in ("--model", "--model.system", "--config"):
+        if option not in ("--model", "--model.system", "--config", "--init_from"):
             options.append(word)
             continue
         value = value if given else next(words, "")
@@ -315,8 +348,13 @@ def _system_and_recipes(argv: list[str]) -> tuple[str, list[tuple[str, dict[str,
             raise UserError(f"{option} is given without a value; give one, or leave it out")
         if option == "--config":
             recipes.append((value, read_recipe(Path(value))))
+        elif option == "--init_from":
+            source = value
+            options.append(f"--init_from={value}")
         else:
             system = value
+    if source and not recipes and not {"-h", "--help"} & set(options):
+        recipes = [(source, open_source(source).recipe)]
     named = [recipe["model"]["system"] for _, recipe in recipes if "system" in recipe["model"]]
     return known_system(system or (named[-1] if named else "log_memory")), recipes, options
 

@@ -1,28 +1,38 @@
 """`logpast generate`: continue a prompt, token by token.
 
 The probability of each token is the one that scoring would give it: windows start at multiples of m, and the memory in
-front of a window is computed when the window starts. Keys and values are cached within a window.
+front of a window is computed when the window starts. Keys and values are cached within a window. The state of a
+recurrent model is kept from segment to segment.
 """
 
 from __future__ import annotations
 
 import codecs
 import math
+import re
 import sys
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import chain, islice, tee
+from operator import itemgetter
 from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
-from logpast.data import Tokenizer
+from logpast.data import Tokenizer, text_files
 from logpast.models import LanguageModel, Recurrent, Transformer
+from logpast.models.base import State
 from logpast.models.decoder import KeyValueCache
 from logpast.training.checkpoint import find_checkpoint
 from logpast.util.environment import pick_device
 from logpast.util.errors import UserError
+from logpast.util.progress import progress_bar
 from logpast.util.validation import validate_arguments
+
+LONG_PROMPT = 100  # segments; a recurrent model shows its progress on longer prompts
+RESET = "/reset"
 
 
 @validate_arguments
@@ -34,121 +44,253 @@ def generate(
     temperature: float = 0.8,
     top_k: int | None = None,
     top_p: float | None = None,
+    stop: list[str] | None = None,
+    samples: int | None = None,
     seed: int = 0,
+    echo: bool = True,
+    interactive: bool = False,
     device: str = "auto",
-) -> str:
+) -> str | list[str]:
     """Generate text from a prompt with a trained model. Text appears as it is generated.
 
-    Examples:
-        logpast generate --checkpoint runs/mine --prompt "Once upon a time"
-        logpast generate --checkpoint runs/mine --prompt_file chapter.txt --tokens 500 --top_p 0.95
-        logpast generate --checkpoint runs/mine --temperature 0        # always the most likely token
+        With --interactive, each line that you type, or that standard input holds, is appended to the text so far after a
+        line break, and the model continues: it remembers all earlier lines and answers. An empty line continues without
+        appending anything. Ctrl-C stops the current answer, /reset forgets the text so far, Ctrl-D ends.
 
-    Args:
-        checkpoint: a run folder (its best checkpoint is used) or one checkpoints/step-… folder.
-        prompt: the text to continue; may be empty.
-        prompt_file: read the prompt from this file ("-" is standard input); it may be as long as a book.
-        tokens: how many tokens to generate.
-        temperature: sampling temperature; 0 always takes the most likely token.
-        top_k: sample from the k most likely tokens only.
-        top_p: sample from the most likely tokens whose probabilities add up to this.
-        seed: the same seed gives the same text on the same machine.
-        device: auto, cpu, cuda or mps.
+        Examples:
+            logpast generate --checkpoint runs/mine --prompt "Once upon a time"
+            logpast generate --checkpoint runs/mine --prompt_file chapter.txt --tokens 500 --top_p 0.95 --echo false
+            logpast generate --checkpoint runs/mine --temperature 0        # always the most likely token
+            logpast generate --checkpoint runs/mine --prompt "The" --samples 5 --stop . $'\\n'
+            logpast generate --checkpoint runs/mine --interactive
 
-    Returns:
-        The prompt and the generated text.
+        Args:
+            checkpoint: a run folder (its best checkpoint is used) or one checkpoints/step-… folder.
+            prompt: the text to continue; may be empty.
+    <<<<<<< HEAD
+            prompt_file: read the prompt from this file ("-" is standard input), which may be as long as a book and is
+                read as training text is: UTF-8, with LF as line end.
+            tokens: how many tokens to generate.
+    =======
+            prompt_file: read the prompt from this file ("-" is standard input); it may be as long as a book.
+            tokens: how many tokens to generate at most; in an interactive session, per line.
+    >>>>>>> area-f
+            temperature: sampling temperature; 0 always takes the most likely token.
+            top_k: sample from the k most likely tokens only.
+            top_p: sample from the most likely tokens whose probabilities add up to this.
+            stop: end when one of these texts has been generated. It is not printed. The shell writes a line break as
+                $'\\n'.
+            samples: generate this many texts from the prompt, in one batch. The first is what one sample with this seed
+                would be, the second what one with seed + 1 would be, and so on, up to rounding.
+            seed: the same seed gives the same text on the same machine.
+            echo: print the prompt before the generated text; --echo false leaves it out. An interactive session never
+                repeats your lines.
+            interactive: read lines from the terminal or standard input and continue after each; see above. A prompt is the
+                first line.
+            device: auto, cpu, cuda or mps.
+
+        Returns:
+            The prompt, unless echo is false, and the generated text; a list of such texts if samples is given. Of an
+            interactive session, the text that the model remembers at its end.
     """
-    _check_options(tokens, temperature, top_k, top_p, seed)
+    stop = [_valid_utf8(text) for text in stop or []]
+    _check_options(tokens, temperature, top_k, top_p, stop, samples, seed)
+    if interactive and (samples is not None or str(prompt_file) == "-"):
+        raise UserError(f"interactive cannot be used with {'samples' if samples is not None else 'prompt_file -'}")
     if prompt_file is not None:
         if prompt:
             raise UserError("give prompt or prompt_file, not both")
         prompt = _read_prompt(prompt_file)
-    prompt = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # arguments may be invalid UTF-8
+    prompt = _valid_utf8(prompt)
     found = find_checkpoint(checkpoint)
     tokenizer = found.load_tokenizer()
     model = found.load_model().to(pick_device(device)).eval()
-    ids = [int(i) for i in tokenizer.encode(prompt)]
+    count = samples or 1
+    reader = Reader(model, [[tokenizer.eot] for _ in range(count)])
+    randoms = [torch.Generator().manual_seed(seed + number) for number in range(count)]
     allowed = torch.ones(tokenizer.size, dtype=torch.bool)
     allowed[tokenizer.eot] = False  # it only occurs at the start of a text, so no model has learned when to predict it
-    stream = continuations(model, [tokenizer.eot, *ids], allowed, temperature, top_k, top_p, seed)
-    return _print_text(prompt, islice(stream, tokens), tokenizer)
+
+    def continue_text(text: str) -> list[Iterator[str]]:
+        """Append to the text so far, and continue it: the pieces of each sample, without what may be a stop text."""
+        reader.extend([int(i) for i in tokenizer.encode(text)])
+        steps = continuations(reader, allowed, randoms, temperature, top_k, top_p)
+        first = next(steps)  # a long prompt is read before anything is printed
+        copies = tee(islice(chain([first], steps), tokens), count)
+        by_sample = (map(itemgetter(number), copy) for number, copy in enumerate(copies))
+        return [until_stop(decode(each, tokenizer), stop) for each in by_sample]
+
+    if interactive:
+        return _converse(reader, tokenizer, prompt, lambda text: continue_text(text)[0])
+    texts = []
+    for number, pieces in enumerate(continue_text(prompt), 1):
+        if count > 1:
+            print(f"--- sample {number} of {count} ---")
+        texts.append("".join(_printed(chain([prompt] if echo else [], pieces))))
+    return texts[0] if samples is None else texts
 
 
-def _print_text(prompt: str, tokens: Iterable[int], tokenizer: Tokenizer) -> str:
-    """Print the prompt and each token as it comes: all that `generate` prints. Returns the text."""
-    chunks = (tokenizer.decode_bytes([token]) for token in tokens)
-    text = ""
-    for piece in chain([prompt], codecs.iterdecode(chunks, "utf-8", "replace")):  # a character may span several tokens
-        text += piece
-        print(piece, end="", flush=True)
-    print()
-    return text
+def _printed(pieces: Iterable[str]) -> Iterator[str]:
+    """The pieces, each printed as it comes, and a line break at their end."""
+    try:
+        for piece in pieces:
+            print(piece, end="", flush=True)
+            yield piece
+    finally:
+        print(flush=True)
+
+
+def _converse(reader: Reader, tokenizer: Tokenizer, prompt: str, continue_text: Callable[[str], Iterator[str]]) -> str:
+    """An interactive session. Returns the text at its end."""
+    (stream,) = reader.streams
+    line = prompt or _read_line()
+    while line is not None:
+        if line == RESET:
+            reader.cut(1)
+        elif re.fullmatch(r"/\w+", line):
+            print(f"unknown command {line}; {RESET} forgets the text so far, Ctrl-D ends", file=sys.stderr)
+        else:
+            shown, kept = "\n" + line if line and len(stream) > 1 else line, len(stream)
+            with suppress(KeyboardInterrupt):
+                for piece in _printed(continue_text(shown)):
+                    shown += piece
+            _set_text(reader, tokenizer, kept, shown)
+        line = _read_line()
+    return tokenizer.decode(stream[1:])
+
+
+def _set_text(reader: Reader, tokenizer: Tokenizer, kept: int, text: str) -> None:
+    """Make `text` all that follows the first `kept` tokens: what was not printed is not remembered."""
+    (stream,) = reader.streams
+    length = len(stream)
+    while not text.startswith(tokenizer.decode(stream[kept:length])):
+        length -= 1
+    reader.cut(length)
+    reader.extend([int(i) for i in tokenizer.encode(text.removeprefix(tokenizer.decode(stream[kept:])))])
+
+
+def decode(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text of tokens as they come. A character may span several tokens."""
+    return codecs.iterdecode((tokenizer.decode_bytes([token]) for token in tokens), "utf-8", "replace")
+
+
+def until_stop(pieces: Iterable[str], stop: list[str]) -> Iterator[str]:
+    """The text up to the first of the stop texts, however the pieces split it. What may be the beginning of one is held
+    back until it is known.
+    """
+    held = ""
+    for piece in pieces:
+        held += piece
+        found = [(at + len(text), at) for text in stop if (at := held.find(text)) >= 0]
+        if found:
+            yield held[: min(found)[1]]  # the first to be complete
+            return
+        safe = next(at for at in range(len(held) + 1) if any(text.startswith(held[at:]) for text in ["", *stop]))
+        yield held[:safe]
+        held = held[safe:]
+    yield held
+
+
+class Reader:
+    """Reads token streams of equal length and predicts the next token of each. What it has read is not read again.
+
+    Attributes:
+        streams: (N, T) ids; each stream starts with end-of-text. They may be appended to, but only cut by `cut`.
+    """
+
+    def __init__(self, model: LanguageModel, streams: list[list[int]]) -> None:
+        self.model, self.streams = model, streams
+        self.read: tuple[int, Any] = 0, None  # how many tokens, and what is kept of them; one value, if interrupted
+
+    def extend(self, tokens: list[int]) -> None:
+        """Append the same tokens to all streams."""
+        for stream in self.streams:
+            stream += tokens
+
+    def cut(self, length: int) -> None:
+        """Keep the first tokens of each stream only."""
+        for stream in self.streams:
+            del stream[length:]
+        if self.read[0] >= length:
+            self.read = 0, None
+
+    @torch.inference_mode()
+    def logits(self) -> Tensor:
+        """Logits (N, V) of the next token of each stream, on the CPU."""
+        if isinstance(self.model, Recurrent):
+            hidden, self.read = _read_segments(self.model, self.streams, *self.read)
+        else:
+            assert isinstance(self.model, Transformer)
+            hidden, self.read = _read_window(self.model, self.streams, *self.read)
+        return self.model.logits(hidden).float().cpu()
+
+
+def _read_window(
+    model: Transformer, streams: list[list[int]], read: int, before: KeyValueCache | None
+) -> tuple[Tensor, tuple[int, KeyValueCache]]:
+    """Hidden states (N, d) of the last tokens, of a model that takes a window and the history before it.
+
+    `before` caches the window that the first `read` tokens end in. It can be used if one token of it was appended.
+    """
+    device, length = model.table.weight.device, len(streams[0])
+    table, window, history = model.table, model.window, model.history
+    start, cache = (length - 1) // window * window, KeyValueCache()
+    if before is not None and read == length - 1 and read > start:
+        cache.layers |= before.layers
+        inputs = table(torch.tensor([stream[-1:] for stream in streams], device=device))
+        hidden = model.hidden(inputs, cache, start=model.slots + read - start)
+    else:
+        past = [stream[max(0, start - history) : start] for stream in streams]
+        past = [[-1] * (history - len(some)) + some for some in past]
+        slots = model.make_slots(torch.tensor(past, dtype=torch.int64, device=device))
+        inputs = torch.cat([slots, table(torch.tensor([stream[start:] for stream in streams], device=device))], dim=1)
+        hidden = model.hidden(inputs, cache)
+    return hidden[:, -1], (length, cache)
+
+
+def _read_segments(
+    model: Recurrent, streams: list[list[int]], read: int, state: State | None
+) -> tuple[Tensor, tuple[int, State]]:
+    """Hidden states (N, d) of the last tokens, of a model that carries a state from segment to segment.
+
+    `state` is the state after the first `read` tokens, a whole number of segments. The rest is recomputed each time.
+    """
+    device, window, length = model.table.weight.device, model.window, len(streams[0])
+    state = state or model.start(len(streams))
+    with progress_bar("reading the prompt", length, read, visible=length - read > LONG_PROMPT * window) as progress:
+        while length - read > window:
+            segment = torch.tensor([stream[read : read + window] for stream in streams], device=device)
+            _, state, _ = model.segment(segment, state)
+            read += window
+            progress.update(read)
+    hidden, _, _ = model.segment(torch.tensor([stream[read:] for stream in streams], device=device), state)
+    return hidden[:, -1], (read, state)
 
 
 def continuations(
-    model: LanguageModel,
-    stream: list[int],
+    reader: Reader,
     allowed: Tensor,
+    randoms: list[torch.Generator],
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    seed: int = 0,
-) -> Iterator[int]:
-    """Endlessly sample the next token of a stream and append it. A stream starts with end-of-text.
+) -> Iterator[list[int]]:
+    """Endlessly sample the next token of each stream and append it.
 
     Args:
+        reader: the streams.
         allowed: (V,) bool, the tokens that may be sampled.
+        randoms: one per stream.
     """
-    random = torch.Generator().manual_seed(seed)
-    for logits in next_logits(model, stream):
+    while True:
+        logits = reader.logits()
         if logits.isnan().any():
             raise UserError("the model's predictions are NaN: its training diverged; use an earlier checkpoint")
-        logits = logits[: len(allowed)].masked_fill(~allowed, -torch.inf)
-        token = _sample(logits, temperature, top_k, top_p, random)
-        yield token
-        stream.append(token)
-
-
-@torch.inference_mode()
-def next_logits(model: LanguageModel, stream: list[int]) -> Iterator[Tensor]:
-    """Logits (V,) of the next token, on the CPU. The caller appends a token to the stream before each further one."""
-    hidden = _recurrent_hidden(model, stream) if isinstance(model, Recurrent) else _windowed_hidden(model, stream)
-    for last in hidden:
-        yield model.logits(last).float().cpu()
-
-
-def _windowed_hidden(model: LanguageModel, stream: list[int]) -> Iterator[Tensor]:
-    """The hidden state of the last token, for a model that takes a window and the history before it."""
-    assert isinstance(model, Transformer)
-    device = model.table.weight.device
-    table, window, history = model.table, model.window, model.history
-    cache, cached_start = KeyValueCache(), -1
-    while True:
-        start = (len(stream) - 1) // window * window
-        if start != cached_start:
-            cache, cached_start = KeyValueCache(), start
-            past = stream[max(0, start - history) : start]
-            past = [-1] * (history - len(past)) + past
-            slots = model.make_slots(torch.tensor([past], dtype=torch.int64, device=device))
-            inputs = torch.cat([slots, table(torch.tensor([stream[start:]], device=device))], dim=1)
-            hidden = model.hidden(inputs, cache)
-        else:
-            inputs = table(torch.tensor([stream[-1:]], device=device))
-            hidden = model.hidden(inputs, cache, start=model.slots + len(stream) - 1 - start)
-        yield hidden[0, -1]
-
-
-def _recurrent_hidden(model: Recurrent, stream: list[int]) -> Iterator[Tensor]:
-    """The hidden state of the last token. The current segment is recomputed for each token, from its initial state."""
-    device, window = model.table.weight.device, model.window
-    state, start = model.start(1), 0
-    while True:
-        while len(stream) - start > window:
-            segment = torch.tensor([stream[start : start + window]], device=device)
-            _, state, _ = model.segment(segment, state)
-            start += window
-        hidden, _, _ = model.segment(torch.tensor([stream[start:]], device=device), state)
-        yield hidden[0, -1]
+        logits = logits[:, : len(allowed)].masked_fill(~allowed, -torch.inf)
+        sampled = [_sample(row, temperature, top_k, top_p, random) for row, random in zip(logits, randoms, strict=True)]
+        for stream, token in zip(reader.streams, sampled, strict=True):
+            stream.append(token)
+        yield sampled
 
 
 def _sample(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, random: torch.Generator) -> int:
@@ -163,21 +305,65 @@ def _sample(logits: Tensor, temperature: float, top_k: int | None, top_p: float 
     return int(order[torch.multinomial(probabilities, 1, generator=random)])
 
 
-def _check_options(tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int) -> None:
-    if tokens < 1:
-        raise UserError(f"tokens must be at least 1, got {tokens}")
+def _check_options(
+    tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    stop: list[str],
+    samples: int | None,
+    seed: int,
+) -> None:
+    for name, value in (("tokens", tokens), ("top_k", top_k), ("samples", samples)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} must be at least 1, got {value}")
     if not 0 <= seed < 2**63:
         raise UserError(f"seed must be from 0 to 2^63 − 1, got {seed}")
     if not 0 <= temperature < math.inf:
         raise UserError(f"temperature must be a number of 0 or above, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise UserError(f"top_k must be at least 1, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise UserError(f"top_p must be above 0 and at most 1, got {top_p}")
+    if "" in stop:
+        raise UserError("stop has an empty text; leave it out, or give the text to stop at")
 
 
 def _read_prompt(file: Path) -> str:
+    """The prompt in a file, or in standard input for "-", read as any text is."""
+    name = "standard input" if str(file) == "-" else str(file)
     try:
-        return sys.stdin.read() if str(file) == "-" else file.read_bytes().decode("utf-8")
+        content = _standard_input().buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the prompt from {name}: {error}") from None
+    return "".join(text_files.decode([content], name))
+
+
+def _read_line() -> str | None:
+    """A line of an interactive session; None at the end of the input."""
+    terminal = _standard_input().isatty()
+    if terminal:
+        with suppress(ImportError):
+            import readline  # noqa: F401  arrow keys edit the line
+    try:
+        return _valid_utf8(input("> " if terminal and sys.stdout.isatty() else ""), "strict")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the prompt from {file}: {error}") from None
+        raise UserError(f"cannot read the prompt from standard input: {error}") from None
+    except EOFError:
+        if terminal:
+            print()
+        return None
+    except KeyboardInterrupt:
+        if not terminal:
+            raise
+        print("\nCtrl-D ends", file=sys.stderr)
+        return _read_line()
+
+
+def _standard_input() -> TextIO:
+    if sys.stdin is None:
+        raise UserError("standard input is closed; give a prompt instead")
+    return sys.stdin
+
+
+def _valid_utf8(text: str, errors: str = "replace") -> str:
+    """Text without the surrogates that stand for bytes which are not valid in the user's encoding."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", errors)

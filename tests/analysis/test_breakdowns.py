@@ -230,7 +230,7 @@ def test_in_vocabulary_documents_and_others(
         assert part["cut"]["tokens"] == here.sum()
     page, printed = (out / "report.html").read_text(), capsys.readouterr().out
     assert "<h2>In-vocabulary documents and others</h2>" in page
-    assert f"{found['others']['all']['gain']['nats'][0]:+.4f}" in page
+    assert f"{-found['others']['all']['gain']['nats'][0]:+.4f}" in page
     assert "2 in-vocabulary" in printed
 
 
@@ -257,6 +257,7 @@ def test_documents_need_the_training_text_but_neither_slots_nor_a_control(
     other = analyze(runs["memory"], text, out=tmp_path / "other", finest=8, device="cpu", counts=counts)
     assert list(other["documents"]) == ["absent"]
     assert "training text" in other["documents"]["absent"]
+    assert other["documents"]["absent"] in (tmp_path / "other" / "report.html").read_text()
     alone = analyze(runs["plain"], text, out=tmp_path / "plain", finest=8, device="cpu")["documents"]
     assert "cut" not in alone["familiar"]
     assert "gain" not in alone["familiar"]["all"]

@@ -1,20 +1,15 @@
-"""Numbers as text: differences with intervals, bins."""
+"""Numbers as they are shown: differences from the control, bins."""
 
 import pytest
 
-from logpast.analysis.labels import signed, span, spans
+from logpast.analysis.labels import difference, span, spans
 
 
-@pytest.mark.parametrize(
-    ("value", "interval", "text"),
-    [
-        (0.25, [-0.5, 1.0], "+0.2500 [-0.5000, +1.0000]"),
-        (-0.25, None, "-0.2500"),
-        (None, None, "–"),
-    ],
-)
-def test_difference_with_its_interval(value: float | None, interval: list[float] | None, text: str) -> None:
-    assert signed(value, interval) == text
+def test_difference_from_the_control_has_the_opposite_sign_of_the_stored_gain() -> None:
+    gain = {"nats": [0.5, -0.25, None, 0.0], "interval": [[0.25, 0.75], None, None, [-0.5, 0.0]]}
+    found = difference(gain)
+    assert found == {"nats": [-0.5, 0.25, None, 0.0], "interval": [[-0.75, -0.25], None, None, [0.0, 0.5]]}
+    assert f"{found['nats'][3]:+.4f}" == "+0.0000"
 
 
 @pytest.mark.parametrize(

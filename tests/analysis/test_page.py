@@ -28,7 +28,7 @@ def test_page_has_every_section_and_plot(result: dict[str, Any]) -> None:
     assert page.count("<img") == page.count("data:image/png;base64,iVBOR") == PLOTS
     assert "Does not apply" not in page
     for title in (
-        "Loss by position in the window", "Loss by frequency", "Tokens with the highest and the lowest gain",
+        "Loss by position in the window", "Loss by frequency", "Tokens where the loss differs most from the control's",
         "Loss by where the token last occurred", "Which slots matter", "How far back the past matters",
         "Perplexity against scoring stride",
     ):  # fmt: skip
@@ -58,9 +58,26 @@ def test_numbers_of_the_page_are_those_of_the_analysis(result: dict[str, Any]) -
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_gain_is_given_in_nats_and_in_percent_of_perplexity(result: dict[str, Any]) -> None:
+def test_difference_from_the_control_is_in_words_with_its_percentage(result: dict[str, Any]) -> None:
     result["scores"]["all"]["gain"] = {"nats": [0.1], "interval": [[0.05, 0.15]]}
-    assert "+0.1000 [+0.0500, +0.1500] nats per token (perplexity -9.5%)" in text_of(draw(result))
+    words = "lower by 0.1000 nats/token (9.5 %), 95 % interval: 0.0500 to 0.1500 lower"
+    assert words in text_of(draw(result))
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_text_that_the_model_was_trained_on_is_a_warning(result: dict[str, Any]) -> None:
+    assert "this is not unseen text: it is the training text" in text_of(draw(result))
+    del result["data"]["training_overlap"]  # older analyses do not have it
+    assert "unseen text" not in text_of(draw(result))
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_page_without_intervals(result: dict[str, Any]) -> None:
+    for part in (result["slots"], *(result["lags"][way] for way in ("cut", "replaced", "shuffled"))):
+        part["interval"] = [None] * len(part["interval"])
+    text = text_of(draw(result))
+    assert "with an interval that excludes zero" not in text
+    assert "by no more than chance" not in text
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -84,7 +101,7 @@ def test_white_space_of_tokens_is_visible_and_shares_are_only_of_a_positive_gain
         result["scores"]["all"] |= {"tokens": [10], "gain": {"nats": [gain], "interval": [None]}}
         page = draw(result)
         assert rows_of(page, "<code>␣&lt;b&gt;⏎\\x09</code>") == [
-            ["<code>␣&lt;b&gt;⏎\\x09</code>", "3", "2", "+1.5", share]
+            ["<code>␣&lt;b&gt;⏎\\x09</code>", "3", "2", "-1.5", share]
         ]
 
 
@@ -133,8 +150,8 @@ def test_share_of_the_total_gain_by_last_occurrence(result: dict[str, Any]) -> N
     result["last_seen"]["where"] = {"kinds": ["near", "far"], "tokens": [4, 4], "model": both, "control": both,
                                     "gain": {"nats": [0.5, -0.25], "interval": [None, None]}}  # fmt: skip
     page = draw(result)
-    assert rows_of(page, "near")[0][1:] == ["4 (50.0%)", "1.000", "1.000", "+0.5000", "200%"]
-    assert rows_of(page, "far")[0][1:] == ["4 (50.0%)", "1.000", "1.000", "-0.2500", "-100%"]
+    assert rows_of(page, "near")[0][1:] == ["4 (50.0%)", "1.000", "1.000", "-0.5000", "200%"]
+    assert rows_of(page, "far")[0][1:] == ["4 (50.0%)", "1.000", "1.000", "+0.2500", "-100%"]
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -149,4 +166,4 @@ def test_older_analyses_without_documents_and_tokens_are_drawn(result: dict[str,
     del result["documents"], result["by_token"]
     page = draw(result)
     assert "<h2>In-vocabulary" not in page
-    assert "<h2>Tokens with" not in page
+    assert "<h2>Tokens where" not in page

@@ -30,6 +30,12 @@ def test_history_that_ends_outside_all_bins_is_not_marked() -> None:
     assert not [text for text in axis.texts if "history" in text.get_text()]
 
 
+def test_bars_are_below_zero_where_the_loss_is_lower_than_the_controls() -> None:
+    (axis,) = plots.last_seen_plot(last_seen([4, 4, 4]), {}).axes
+    assert [bar.get_height() for bar in axis.patches] == [0.25, -0.1, -0.5]  # never comes last
+    assert "below 0: lower loss" in axis.get_ylabel()
+
+
 def test_never_is_the_last_bar_and_rare_bins_are_left_out() -> None:
     (axis,) = plots.last_seen_plot(last_seen([4, 4, 4]), {}).axes
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2–3", "4–7", "never"]

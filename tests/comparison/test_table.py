@@ -17,15 +17,18 @@ from logpast.comparison import table as comparison_table
 from logpast.comparison.table import COLOURS, COLUMNS, draw, show, table, values
 from logpast.util.errors import UserError
 
+VS_A = "nats vs a (negative: lower loss)"
 CELL = {
     "budget": "tokens", "peak_bytes": None, "tokens_per_second": 9.0, "attention_length": 9, "state_bytes": 2048,
     "learning_rate": 0.1,
 }  # fmt: skip
 
 
-def compared_row(system: str, seed: int = 0, nats: Any = (1.0, 2.0, 3.0), unseen: Any = (0, 0, 0)) -> dict[str, Any]:
-    """A row of a test text with three documents."""
-    documents = {"nats": list(nats), "tokens": [100, 100, 200], "unseen": list(unseen)}
+def compared_row(
+    system: str, seed: int = 0, nats: Any = (1.0, 2.0, 3.0), unseen: Any = (0, 0, 0), times: int = 5
+) -> dict[str, Any]:
+    """A row of a test text with three documents, each `times` times."""
+    documents = {"nats": [*nats] * times, "tokens": [100, 100, 200] * times, "unseen": [*unseen] * times}
     scores = {"ppl_token": math.exp(sum(nats) / 400), "ppl_word": 30.0, "bits_per_byte": 1.5}
     return scored_row(
         seed=seed,
@@ -52,9 +55,9 @@ def test_values_are_the_numbers_of_the_table() -> None:
     numbers = values(rows)
     assert list(numbers) == ["a", "b"]
     assert set(numbers["b"]) == {*table(rows).heads} - {"system", "seeds"}
-    assert set(numbers["a"]) == set(numbers["b"]) - {"nats against a"}
+    assert set(numbers["a"]) == set(numbers["b"]) - {VS_A}
     assert numbers["b"]["ppl_token"] == pytest.approx((math.exp(450 / 400) + math.exp(390 / 400)) / 2)
-    assert numbers["b"]["nats against a"] == pytest.approx(444 / 400)
+    assert numbers["b"][VS_A] == pytest.approx(444 / 400)
     assert numbers["b"]["tokens/s"] == 10  # of the faster seed
     assert numbers["b"]["state KiB"] == 2
     assert cells(rows, "b")["tokens/s"] == "10"
@@ -74,10 +77,34 @@ def test_rows_without_documents_have_no_differences() -> None:
         del row["scores"]["by_document"]
     heads = table(rows).heads
     assert "peak MiB" not in heads
-    assert not any("against" in head for head in heads)
+    assert not any("nats vs" in head for head in heads)
     assert table([with_documents[0], rows[1]]).heads == heads
     line = cells([with_documents[0], with_documents[1], rows[1] | {"seed": 1}], "b")
-    assert line["nats against a"] == "+1.0000 [+1.0000, +1.0000] (seed 0)"
+    assert line[VS_A] == "+1.0000 [+1.0000, +1.0000] (seed 0)"
+
+
+def test_fewer_than_ten_documents_have_no_intervals_also_in_rows_of_earlier_versions(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    for times, given in ((5, True), (3, False)):
+        rows = [compared_row(name, nats=nats, times=times) for name, nats in (("a", [1, 2, 3]), ("b", [101, 110, 203]))]
+        for row in rows:
+            row["scores"]["interval"] = {"ppl_token": [1.0, 9.0]}
+        found = table(rows)
+        assert {"[" in cells(rows, "b")[head] for head in ("ppl_token", VS_A)} == {given}
+        assert ("too few documents (9) for an interval" in " ".join(found.notes)) != given
+        draw(rows, tmp_path / "p.png")
+        assert ("too few documents" in drawn[-1].axes[0].get_xlabel()) != given
+    for row in rows:
+        row["scores"]["interval"] = None
+    assert cells(rows, "b")["ppl_token"] == cells(rows, "b")["ppl_token"].partition(" [")[0]
+
+
+def test_systems_scored_on_training_text_are_named() -> None:
+    rows = [compared_row("a"), compared_row("b")]
+    assert not any("trained on" in note for note in table(rows).notes)
+    rows[1]["scores"]["training_overlap"] = "it is the training text"
+    assert "scored on text that they were trained on: b" in table(rows).notes
 
 
 def test_in_vocabulary_documents_have_their_own_columns_and_points(
@@ -89,19 +116,19 @@ def test_in_vocabulary_documents_have_their_own_columns_and_points(
         for seed in (0, 1)
     ]
     line = cells(rows, "b")
-    assert line["nats against a"].startswith("-1.8750 ")
-    assert line["in-vocabulary nats against a"] == "+0.1667 ± 0.0000 [+0.1000, +0.2000]"
+    assert line[VS_A].startswith("-1.8750 ")
+    assert line[f"in-vocabulary {VS_A}"] == "+0.1667 ± 0.0000 [+0.1333, +0.1889]"
     assert line["in-vocabulary ppl_token"] == f"{math.exp(350 / 300):.2f} ± 0.00"
-    assert values(rows)["b"]["in-vocabulary nats against a"] == pytest.approx(0.5 / 3)
+    assert values(rows)["b"][f"in-vocabulary {VS_A}"] == pytest.approx(0.5 / 3)
 
     words = "--plot", tmp_path / "p.png", "--out", tmp_path / "t.md"
     with pytest.raises(SystemExit, match="0"):
         main(["results", "comparison", *map(str, [write(tmp_path, rows), *words])])
     shown = capsys.readouterr().out
-    assert "in-vocabulary: 2 of 3 documents" in shown
-    assert shown.count("nats against a") == 1  # only that on in-vocabulary documents
+    assert "in-vocabulary: 10 of 15 documents" in shown
+    assert shown.count(VS_A) == 1  # only that on in-vocabulary documents
     assert (tmp_path / "p.png").stat().st_size > 1000
-    assert (tmp_path / "t.md").read_text().count("nats against a") == 2
+    assert (tmp_path / "t.md").read_text().count(VS_A) == 2
 
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *arguments, **words: drawn.append(figure))
@@ -118,8 +145,17 @@ def test_in_vocabulary_documents_have_their_own_columns_and_points(
     ]  # fmt: skip
 
     for row in rows:
-        row["scores"]["by_document"]["unseen"] = [0, 0, 0]
-    assert not any("in-vocabulary" in head for head in table(rows).heads)
+        row["scores"]["by_document"]["unseen"] = [0] * 15
+    assert not any("in-vocabulary" in text for text in (*table(rows).heads, *table(rows).notes))
+
+
+def test_rows_that_do_not_say_which_documents_are_in_vocabulary() -> None:
+    rows = [compared_row(name, unseen=[2, 1, 2]) for name in ("a", "b")]
+    assert not any("recorded" in note for note in table(rows).notes)
+    del rows[1]["scores"]["by_document"]
+    assert "in-vocabulary: not recorded in the rows of b" in table(rows).notes
+    del rows[0]["scores"]["by_document"]["unseen"]
+    assert "in-vocabulary: the rows do not say which documents are" in table(rows).notes
 
 
 @pytest.mark.parametrize(
@@ -165,7 +201,7 @@ def test_rows_that_cannot_be_compared_are_reported(
 
 def test_rows_with_different_documents_are_reported(tmp_path: Path) -> None:
     rows = [compared_row("a"), compared_row("b")]
-    rows[1]["scores"]["by_document"]["tokens"] = [200, 100, 100]
+    rows[1]["scores"]["by_document"]["tokens"][:3] = [200, 100, 100]
     with pytest.raises(UserError, match=r"rows\.jsonl has rows of 2 sets of documents"):
         show(write(tmp_path, rows), tmp_path / "p.png")
 
@@ -229,7 +265,7 @@ def test_differences_have_the_spread_of_seeds() -> None:
     nats = [100.0, 100.0, 200.0]
     rows = [compared_row("a", seed, nats) for seed in (0, 1)]
     rows += [compared_row("b", seed, [n * factor for n in nats]) for seed, factor in ((0, 1.1), (1, 0.8))]
-    assert cells(rows, "b")["nats against a"] == "-0.0500 ± 0.2121 [-0.0500, -0.0500]"
+    assert cells(rows, "b")[VS_A] == "-0.0500 ± 0.2121 [-0.0500, -0.0500]"
 
 
 def test_infinite_perplexities_are_shown(tmp_path: Path) -> None:
@@ -237,7 +273,7 @@ def test_infinite_perplexities_are_shown(tmp_path: Path) -> None:
     rows[1]["scores"] |= {
         "ppl_token": None,
         "interval": {"ppl_token": [3.0, None]},
-        "by_document": rows[1]["scores"]["by_document"] | {"nats": [1, None, 3]},
+        "by_document": rows[1]["scores"]["by_document"] | {"nats": [1, None, 3] * 5},
     }
     assert cells(rows, "b")["ppl_token"] == "inf"
     assert cells(rows, "b")["in-vocabulary ppl_token"] == ""

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logpast.data import corpora, open_tokens
-from logpast.data.corpora import Checksum, Source, find, read
+from logpast.data import corpora, hub, open_tokens
+from logpast.data.corpora import Checksum, Source, find, read, splits_overlap
 from logpast.util.errors import UserError
 
 TEST_SHA256 = "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"
@@ -44,7 +44,7 @@ def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "deep" / "folder.txt").mkdir()
     assert documents(find("a.txt")) == [("a.txt", "this is a.txt")]
     assert [title for title, _ in documents(find("."))] == ["a.txt", "b.TXT", "deep/er/c.txt"]
-    assert documents(find("deep/*.md")) == [("deep/d.md", "this is deep/d.md")]
+    assert documents(find("./deep/*.md")) == [("deep/d.md", "this is deep/d.md")]
     assert [title for title, _ in documents(find("**/*.txt"))] == ["a.txt", "deep/er/c.txt"]
     assert find("a.txt").size == 13
     assert find(".").stamp != find("a.txt").stamp
@@ -62,42 +62,20 @@ def test_a_corpus_takes_precedence_over_a_file_unless_given_as_a_path(
         assert documents(find(path))[0][1] == "own text"
 
 
-def test_a_file_is_read_byte_for_byte(tmp_path: Path) -> None:
-    text = "\ufeffa\r\nb\rc\n\n = Title = \n \n\x00\x85\u2028"
-    (tmp_path / "a.txt").write_bytes(text.encode())
-    assert documents(find(str(tmp_path / "a.txt"))) == [("a.txt", text)]
-
-
 @pytest.mark.parametrize("block", [1, 2, 3, 5, 7, 1 << 20])
-def test_pg19_gets_unix_line_ends(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_source_is_read_by_the_same_rule(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No byte-order mark, and LF as line end: in a file, a folder, a glob, WikiText's format and a known corpus."""
     monkeypatch.setattr(corpora, "BLOCK", block)
     folder = tmp_path / "pg19" / "test"
     folder.mkdir(parents=True)
-    (folder / "20.txt").write_bytes("é\r\n\r\nb\rc\r\r\nd\n\r".encode())
-    (folder / "10.txt").write_bytes(b"\r\n\r")
+    content = "\ufeffé\r\n\r\nb\rc\r\r\nd\n\r".encode()
+    for path in (folder / "20.txt", tmp_path / "a.raw"):
+        path.write_bytes(content)
+    for source in (str(folder / "20.txt"), str(folder), f"{folder}/*", str(tmp_path / "a.raw")):
+        assert [text for _, text in documents(find(source))] == ["é\n\nb\nc\n\nd\n\n"]
     checksum = Checksum()
-    assert documents(find("pg19:test", tmp_path), checksum) == [("10", "\n\r"), ("20", "é\n\nb\rc\r\nd\n\r")]
-    assert checksum.size == find("pg19:test", tmp_path).size == 18  # counted before line ends change
-
-
-@pytest.mark.parametrize("block", [1, 2, 3, 64])
-@pytest.mark.parametrize(
-    ("content", "byte"),
-    [(b"abc\xff", 3), ("éa".encode() + b"\xe2\x82", 3), (b"\xc3(", 0), ("日本".encode() + b"\x80a", 6)],
-)
-def test_the_first_invalid_byte_is_named(
-    block: int, content: bytes, byte: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(corpora, "BLOCK", block)
-    (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(UserError, match=rf"a\.txt is not UTF-8 at byte {byte}:"):
-        documents(find(str(tmp_path / "a.txt")))
-
-
-def test_utf_16_is_recognized(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("In the beginning", encoding="utf-16")
-    with pytest.raises(UserError, match="iconv -f utf-16"):
-        documents(find(str(tmp_path / "a.txt")))
+    assert documents(find("pg19:test", tmp_path), checksum) == [("20", "é\n\nb\nc\n\nd\n\n")]
+    assert checksum.size == find("pg19:test", tmp_path).size == len(content)  # counted before line ends change
 
 
 @pytest.mark.parametrize(
@@ -135,10 +113,19 @@ def test_a_text_that_cannot_be_found_is_named(
     assert "\n" not in str(error.value)
 
 
-def test_the_searched_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("spec", "file"),
+    [("wiki22k:train", "wiki22k/train.raw"), ("wikitext103:test[:1]", "wikitext103/wiki.test.raw")],
+)
+def test_a_missing_folder_of_corpora_is_named(
+    spec: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is downloaded in its place."""
     monkeypatch.setenv("LOGPAST_DATA", str(tmp_path / "gone"))
-    with pytest.raises(UserError, match="gone"):
-        find("wiki22k:train")
+    with pytest.raises(UserError, match=rf"LOGPAST_DATA names .*gone, which is not a folder.* {file}"):
+        find(spec)
+    with pytest.raises(UserError, match=r"--root names .*typo"):
+        find(spec, tmp_path / "typo")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -271,6 +258,7 @@ class Hub:
 def use_hub(monkeypatch: pytest.MonkeyPatch) -> Any:
     datasets = pytest.importorskip("datasets")
     monkeypatch.delenv("LOGPAST_DATA", raising=False)
+    monkeypatch.setattr(hub, "connection_problem", lambda *server: None)
     return lambda hub: monkeypatch.setattr(datasets, "load_dataset", hub)
 
 
@@ -283,12 +271,12 @@ def wikitext_rows(split: str, data_root: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_wikitext_from_the_hub_equals_the_raw_file(split: str, data_root: Path, use_hub: Any) -> None:
-    hub = Hub(wikitext_rows(split, data_root))
+    fake = Hub(wikitext_rows(split, data_root))
     local = documents(find(f"wikitext103:{split}", data_root))
-    use_hub(hub)
+    use_hub(fake)
     checksum = Checksum()
     assert documents(find(f"wikitext103:{split}"), checksum) == local
-    assert hub.asked == [("Salesforce/wikitext", "wikitext-103-raw-v1", split, False)]
+    assert fake.asked == [("Salesforce/wikitext", "wikitext-103-raw-v1", split, False)]
     if split == "test":
         assert (checksum.size, checksum.hash.hexdigest()) == (1_290_590, TEST_SHA256)
 
@@ -313,16 +301,16 @@ def book(number: int, text: str) -> dict[str, Any]:
 
 
 def test_pg19_from_the_hub(use_hub: Any) -> None:
-    hub = Hub([book(860, "a\r\nb"), book(0, "c")])
-    use_hub(hub)
+    fake = Hub([book(860, "a\r\nb"), book(0, "c")])
+    use_hub(fake)
     source = find("pg19:test")
-    assert hub.asked == []  # nothing is downloaded before it is read
+    assert fake.asked == []  # nothing is downloaded before it is read
     checksum = Checksum()
     assert documents(source, checksum) == [("860", "a\nb"), ("Book 0", "c")]
     assert (checksum.size, checksum.hash.hexdigest()) == (5, hashlib.sha256(b"a\r\nbc").hexdigest())
     assert source.size is None
     source.probe()
-    assert hub.asked == [("emozilla/pg19", "test", True)]
+    assert fake.asked == [("emozilla/pg19", "test", True)]
 
 
 def test_an_empty_book_of_the_hub_is_named(use_hub: Any) -> None:
@@ -387,3 +375,28 @@ def test_pg19_both_are_train_and_more(tmp_path: Path) -> None:
     (tmp_path / "pg19" / "more" / "20.txt").unlink()
     with pytest.raises(UserError, match=r"pg19/more/\*\.txt"):
         find("pg19:both", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        ("wiki22k:test", "wiki22k:train", True),
+        ("wiki22k:rest", "wiki22k:train", True),
+        ("wiki22k:test", "wiki22k:rest", False),
+        ("wiki22k:test", "wiki22k:train[:49]", False),  # its first article is the fiftieth
+        ("wiki22k:test[1:]", "wiki22k:train[:100]", True),
+        ("pg19:train", "pg19:both", True),
+        ("pg19:more", "pg19:both", True),
+        ("pg19:more", "pg19:train", False),
+        ("pg19:train[:50]", "pg19:train[50:]", False),
+        ("pg19:train[::2]", "pg19:train[1::2]", False),
+        ("pg19:train[::2]", "pg19:train[::3]", True),
+        ("kjv:test", "kjv:train", False),
+        ("kjv:train[:5]", "kjv:train", True),
+        ("wikitext103:test", "wiki22k:train", False),
+        ("mine.txt", "mine.txt", False),
+        ("mine.txt + pg19:train", "pg19:both + other.txt", True),
+    ],
+)
+def test_splits_that_share_documents(one: str, other: str, overlap: bool) -> None:
+    assert splits_overlap(one, other) == splits_overlap(other, one) == overlap

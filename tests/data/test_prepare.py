@@ -203,6 +203,30 @@ def test_pg19_has_unix_line_ends(data_root: Path, tmp_path: Path) -> None:
     assert (store.documents.bytes[0], store.documents.lines[0]) == (len(text.encode()), len(text.splitlines()))
 
 
+def test_prepare_and_open_tokens_say_what_they_leave_out(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`train` and `eval` open their texts with `open_tokens`."""
+    (texts / "books" / "deep").mkdir(parents=True)
+    for name in ("a.txt", "deep/c.txt", "cover [b].png", ".hidden.txt"):
+        (texts / "books" / name).write_text("text")
+    (texts / "books" / "d.txt").symlink_to(texts / "b.txt")
+    (texts / "books" / "empty.txt").touch()
+    (store,) = prepare(["books", "a.txt"], Path("out"))
+    assert store.documents.names == ["a.txt", "d.txt", "deep/c.txt", "a.txt"]
+    listed = "left out of books: hidden: 1 (.hidden.txt); not *.txt: 1 (cover [b].png); empty: 1 (empty.txt)\n"
+    assert capsys.readouterr().err == listed
+    assert len(open_tokens("books").documents) == 3
+    assert capsys.readouterr().err == listed
+    open_tokens("books")  # from the cache
+    assert capsys.readouterr().err == ""
+    (texts / "books" / "gone.txt").symlink_to("nowhere")
+    for spec in ("books", "books/gone.txt", "books/*.txt"):
+        with pytest.raises(UserError, match=r"books/gone\.txt is a broken link to nowhere"):
+            prepare([spec], Path("other"))
+        with pytest.raises(UserError, match=r"books/gone\.txt is a broken link to nowhere"):
+            open_tokens(spec)
+    assert not Path("other").exists()
+
+
 # --- splits and tokenizers
 
 
@@ -223,9 +247,12 @@ def test_errors_of_a_whole_corpus(corpora_folder: Path, tmp_path: Path) -> None:
         prepare(["pg19", "pg19:test"], out, root=corpora_folder)
     with pytest.raises(UserError, match="wikitext103:train"):
         prepare(["wikitext103"], out, root=corpora_folder)
-    (corpora_folder / "pg19" / "train" / "1.txt").unlink()
+    (corpora_folder / "pg19" / "train" / "1.txt").rename(corpora_folder / "1.txt")
     with pytest.raises(UserError, match="bpe-300 is trained on the train split"):
         prepare(["pg19"], out, "bpe-300", root=corpora_folder)
+    (corpora_folder / "pg19" / "train" / "1.txt").symlink_to("gone.txt")  # not skipped: it cannot be read
+    with pytest.raises(UserError, match=r"train/1\.txt is a broken link"):
+        prepare(["pg19"], out, root=corpora_folder)
     assert names_in(tmp_path) == ["root"]
 
 
@@ -386,6 +413,35 @@ def test_open_tokens_prepares_a_text_once(texts: Path, monkeypatch: pytest.Monke
     assert GPT2.decode(open_tokens("a.txt", "gpt2").tokens) == "other words"
     assert open_tokens("b.txt", "gpt2", cache=texts / "elsewhere").path.is_relative_to(texts / "elsewhere")
     assert written == ["store"] * 3
+
+
+@pytest.mark.parametrize("tokenizer", ["gpt2", "bpe-260"])
+def test_cached_tokens_of_an_early_version_are_used_unless_line_ends_have_changed(
+    tokenizer: str, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {"a.txt": b"one two\nthree", "crlf.txt": b"one\r\ntwo", "bom.txt": b"\xef\xbb\xbfone", "cr.txt": b"a\rb"}
+    for name, content in contents.items():
+        (texts / name).write_bytes(content)
+    monkeypatch.setattr(corpora, "decode", lambda blocks, location: iter([b"".join(blocks).decode()]))
+    early = {name: open_tokens(name, tokenizer) for name in contents}
+    monkeypatch.undo()
+    monkeypatch.chdir(texts)
+    monkeypatch.setenv("LOGPAST_CACHE", str(texts / "cache"))
+    stat = (texts / "a.txt").stat()
+    key = [1, "a.txt", [[str(texts / "a.txt"), stat.st_size, stat.st_mtime_ns]]]
+    key.append(GPT2.fingerprint if tokenizer == "gpt2" else tokenizer)
+    assert early["a.txt"].path.name == f"a.txt-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
+    assert open_tokens("a.txt", tokenizer).path == early["a.txt"].path
+    for name in ("crlf.txt", "bom.txt", "cr.txt"):
+        assert not is_prepared(name, tokenizer)
+        now = open_tokens(name, tokenizer)
+        assert is_prepared(name, tokenizer)
+        assert open_tokens(name, tokenizer).path == now.path != early[name].path
+        text = contents[name].decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        assert now.load_tokenizer().decode(now.tokens) == text
+        assert (now.counts.bytes, now.counts.lines) == (len(text), 1 + text.count("\n"))
+        old = TokenStore.open(early[name].path)  # still opens, as it was
+        assert old.load_tokenizer().decode(old.tokens) == contents[name].decode()
 
 
 def test_two_processes_may_prepare_the_same_text(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

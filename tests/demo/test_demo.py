@@ -58,6 +58,13 @@ def _small_text(monkeypatch: pytest.MonkeyPatch, store: TokenStore) -> None:
         return {}
 
     monkeypatch.setattr(demo, "prepare_chapters", prepared)
+    monkeypatch.setattr(demo, "_check_options", lambda part, options: None)
+
+
+def test_misspelt_options_are_named_before_anything_is_prepared(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--train_options: .*--stepz; did you mean --steps"):
+        demo.demo(tmp_path / "demo", train_options=["--batch_size=4 --stepz=5"])
+    assert not (tmp_path / "demo").exists()
 
 
 @pytest.mark.usefixtures("_small_text")

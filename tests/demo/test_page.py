@@ -58,27 +58,32 @@ def test_page_with_one_part_only(out: Path, only: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "verdict", "percent"),
+    ("low", "high", "verdict", "words"),
     [
-        (-0.2, -0.1, "better than the control", "13.9% lower"),
-        (0.1, 0.2, "worse than the control", "16.2% higher"),
-        (-0.1, 0.2, "no clear difference", "5.1% higher"),
+        (-0.2, -0.1, "better than the control", "lower by 0.1500 nats/token (13.9 %), 95 % interval: 0.1000 to 0.2000"),
+        (0.1, 0.2, "worse than the control", "higher by 0.1500 nats/token (16.2 %)"),
+        (-0.1, 0.2, "no clear difference", "95 % interval: 0.1000 lower to 0.2000 higher"),
     ],
 )
-def test_verdict_on_text_depends_on_the_interval(
-    out: Path, low: float, high: float, verdict: str, percent: str
-) -> None:
+def test_verdict_on_text_depends_on_the_interval(out: Path, low: float, high: float, verdict: str, words: str) -> None:
     page = page_of(out, text=text_part(low, high))
     assert verdict in page
-    assert percent in page
-    assert f"from {low:+.4f} to {high:+.4f}" in page
+    assert words in page
+
+
+def test_few_chapters_have_no_interval_and_no_verdict(out: Path) -> None:
+    part = text_part(-0.2, -0.1)
+    part["memory"]["against"]["interval"] = None
+    page = page_of(out, text=part)
+    assert "too few chapters" in page
+    assert "lower by 0.1500 nats/token (13.9 %) " in page
 
 
 @pytest.mark.parametrize(("loss", "verdict"), [(1.05, "is below that optimum"), (1.12, "is not below that optimum")])
 def test_verdict_on_topics_depends_on_the_optimum(out: Path, loss: float, verdict: str) -> None:
     page = page_of(out, topics=topics_part(loss))
     assert verdict in page
-    for value in ("1.0000", "1.1000", "1.1500", f"{loss:.4f}", "+0.0500"):
+    for value in ("1.0000", "1.1000", "1.1500", f"{loss:.4f}", "higher by 0.0500 nats/token (5.1 %)"):
         assert value in page
 
 

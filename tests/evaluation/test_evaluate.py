@@ -5,29 +5,48 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from logpast.data import TokenStore
+from logpast.cli import main
+from logpast.data import TokenStore, open_tokens
 from logpast.data.prepare import prepare
 from logpast.evaluation import evaluate as evaluation
 from logpast.evaluation.evaluate import evaluate, result_text
 from logpast.ledger import row as ledger
-from logpast.models import LanguageModel, LogMemoryConfig, RecentConfig
-from logpast.training.config import DataConfig, TrainConfig, recorded_settings
+from logpast.models import LanguageModel, LogMemoryConfig, RecentConfig, TransformerXLConfig
+from logpast.training.checkpoint import find_checkpoint
+from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig, recorded_settings
 from logpast.training.loop import train
-from logpast.util import files
+from logpast.util import files, progress
 from logpast.util.errors import UserError
 
+UNSEEN = "And God saw every thing that he had made, and, behold, it was very good. And it was evening. "
 
-@pytest.fixture
-def run(train_config: TrainConfig) -> Path:
-    train(replace(train_config, steps=10))
-    return train_config.run
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> Path:
+    """A memory model trained for ten steps; no test changes it."""
+    config = TrainConfig(
+        run=tmp_path_factory.mktemp("evaluate") / "run",
+        data=DataConfig(train=str(store.path), validation=str(store.path)),
+        model=LogMemoryConfig(slots=17, sharpness=20, window=8, layers=2, heads=2, width=16),
+        optimizer=OptimizerConfig(learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=5),
+        steps=10,
+        batch_size=16,
+        validate_every=10,
+        accelerator="cpu",
+        tensorboard=False,
+    )
+    train(config)
+    return config.run
 
 
 def test_metrics_of_a_text(run: Path, books: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,8 +78,8 @@ def test_the_batch_size_does_not_change_the_result(run: Path, books: Path, preci
         assert nats[0] != evaluate(run, str(books))["nats"]
 
 
-SCORES = {"tokens": 116_496, "unscored": 0, "ppl_token": 38.96161, "ppl_word": 2.5e12, "ppl_word_eos": 211.4,
-          "bits_per_byte": 1.5121, "interval": {"ppl_token": [36.98734, 41.1697]}}  # fmt: skip
+SCORES = {"documents": 118, "tokens": 116_496, "unscored": 0, "ppl_token": 38.96161, "ppl_word": 2.5e12,
+          "ppl_word_eos": 211.4, "bits_per_byte": 1.5121, "interval": {"ppl_token": [36.98734, 41.1697]}}  # fmt: skip
 LINES = """kjv:test: 116,496 tokens scored, 0 left out
   ppl_token         38.9616 [36.9873, 41.1697] (95 %, over documents)
   ppl_word          2.5e+12
@@ -77,22 +96,39 @@ def test_printed_text_of_both_accountings() -> None:
     assert result_text(result) == LINES.replace("116,496", "100,000").replace(" 0 left", " 16,496 left") + "\n" + LINES
 
 
+def test_printed_text_says_that_there_are_too_few_documents_for_an_interval() -> None:
+    lines = result_text({"data": "kjv:test"} | SCORES | {"interval": None, "documents": 2}).splitlines()
+    assert "[" not in "".join(lines)
+    assert lines[-1].startswith("  too few documents (2) for an interval")
+
+
 def test_printed_text_of_a_comparison() -> None:
     other = {"checkpoint": "runs/control", "nats_per_token": -0.0256, "documents_better": 96, "documents": 118}
-    result = {"data": "kjv:test"} | SCORES | {"against": other}
-    difference = "  against runs/control: -0.0256 nats per token{}, better on 96 of 118 documents"
-    assert result_text(result).splitlines()[-1] == difference.format("")
-    other["interval"] = [-0.0313, -0.0203]
-    assert result_text(result).splitlines()[-1] == difference.format(" [-0.0313, -0.0203]")
+    result = {"data": "kjv:test"} | SCORES | {"against": other | {"interval": [-0.0313, -0.0203]}}
+    assert result_text(result).splitlines()[-1] == (
+        "  against runs/control: loss lower by 0.0256 nats/token (2.5 %), 95 % interval: 0.0203 to 0.0313 lower; "
+        "lower on 96 of 118 documents"
+    )
+    result["against"] = other | {"nats_per_token": 0.5, "interval": None, "documents_better": 0, "documents": 2}
+    assert result_text(result).splitlines()[-1] == (
+        "  against runs/control: loss higher by 0.5000 nats/token (64.9 %); "
+        "lower on 0 of 2 documents, too few for an interval"
+    )
 
 
 def test_comparison_with_another_model(run: Path, train_config: TrainConfig, books: Path, tmp_path: Path) -> None:
     longer = replace(train_config, run=tmp_path / "longer", steps=40)
     train(longer)
-    result = evaluate(longer.run, str(books), against=run)["against"]
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in range(12):
+        shutil.copy(books / f"{number % 3}.txt", many / f"{number}.txt")
+    result = evaluate(longer.run, str(many), against=run)["against"]
     assert result["nats_per_token"] < 0
     assert result["interval"][1] < 0
-    assert result["documents_better"] == 3
+    assert result["documents_better"] == 12
+    result = evaluate(longer.run, str(books), against=run)["against"]
+    assert result["interval"] is None  # three documents
     evaluate(run, str(books), save_nats=tmp_path / "nats.npy")
     assert evaluate(longer.run, str(books), against=tmp_path / "nats.npy")["against"][
         "nats_per_token"
@@ -100,6 +136,109 @@ def test_comparison_with_another_model(run: Path, train_config: TrainConfig, boo
     np.save(tmp_path / "short.npy", np.ones(5))
     with pytest.raises(UserError, match=r"short\.npy"):
         evaluate(longer.run, str(books), against=tmp_path / "short.npy")
+
+
+def test_scoring_the_training_text_is_a_warning_and_recorded(
+    run: Path, books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def scored(text: Path) -> tuple[str, dict[str, Any]]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit, match="0"):
+            main(["eval", "--checkpoint", str(run), "--data", str(text), "--record", str(tmp_path / "rows.jsonl")])
+        return capsys.readouterr().err, ledger.read(tmp_path / "rows.jsonl")[-1]["scores"]
+
+    warning, scores = scored(books)
+    assert warning.startswith("logpast: warning: ")
+    assert warning.count("\n") == 1
+    assert scores["training_overlap"] == "it is the training text"
+    (tmp_path / "mixed").mkdir()
+    (tmp_path / "mixed" / "new.txt").write_text(UNSEEN)
+    warning, scores = scored(tmp_path / "mixed" / "new.txt")
+    assert warning == ""
+    assert "training_overlap" not in scores
+    shutil.copy(books / "1.txt", tmp_path / "mixed")
+    warning, scores = scored(tmp_path / "mixed")
+    assert "1 of its 2 documents" in warning
+    assert "1 of its 2 documents" in scores["training_overlap"]
+
+
+def test_a_damaged_training_text_does_not_prevent_scoring(
+    run: Path, books: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: object) -> None:
+        raise UserError("damaged")
+
+    monkeypatch.setattr(evaluation, "open_training_text", damaged)
+    assert evaluate(run, str(books))["training_overlap"] == "it is the training text"
+
+
+def test_stride_1_scores_each_token_with_a_whole_window_before_it(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.txt").write_text(UNSEEN)
+    options: dict[str, Any] = {"precision": "float64", "save_nats": tmp_path / "nats.npy"}
+    default = evaluate(run, str(tmp_path / "new.txt"), **options)
+    disjoint = np.load(tmp_path / "nats.npy")
+    result = evaluate(run, str(tmp_path / "new.txt"), stride=1, **options)
+    nats = np.load(tmp_path / "nats.npy")
+    assert (default["tokens"], default["unscored"]) == (result["tokens"], result["unscored"])
+    checkpoint = find_checkpoint(run)
+    store = open_tokens(tmp_path / "new.txt", checkpoint.load_tokenizer())
+    model = checkpoint.load_model().double().eval()
+    stream = [store.tokenizer.eot, *map(int, store.tokens)]
+    window, history = model.window, model.history
+    np.testing.assert_allclose(nats[:window], disjoint[:window], rtol=1e-12)  # the first window
+    assert len(nats) > 2 * history
+    for target in range(window, len(stream) - 1):
+        first = target + 1 - window  # of the window that ends just before the target
+        past = [-1] * max(0, history - first) + stream[max(0, first - history) : first]
+        batch = (past, stream[first : target + 1], stream[first + 1 : target + 2])
+        with torch.no_grad():
+            losses = model(*(torch.tensor([ids]) for ids in batch))
+        assert nats[target] == pytest.approx(float(losses[0, -1]), rel=1e-9)
+    assert not np.allclose(nats[window:], disjoint[window:])
+
+
+def test_stride_is_recorded_and_printed_unless_it_is_the_default(
+    run: Path, books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+    for stride in (None, 8, 3):  # the window is 8
+        capsys.readouterr()
+        evaluate(run, str(books), stride=stride, record=tmp_path / "rows.jsonl")
+        printed.append(capsys.readouterr().out)
+    default, same, overlapping = (row["scores"] for row in ledger.read(tmp_path / "rows.jsonl"))
+    assert printed[0] == printed[1]
+    assert "stride" not in default.keys() | same.keys()
+    assert default["nats"] == same["nats"] != overlapping["nats"]
+    assert overlapping["stride"] == 3
+    assert "(stride 3, not the default)" in printed[2].splitlines()[0]
+
+
+def test_stride_must_fit_the_windows(run: Path, books: Path, train_config: TrainConfig, tmp_path: Path) -> None:
+    for wrong in (0, 9):
+        with pytest.raises(UserError, match=f"--stride .*got {wrong}"):
+            evaluate(run, str(books), stride=wrong)
+    model = TransformerXLConfig(memory=8, window=8, layers=1, heads=1, width=8)
+    recurrent = replace(train_config, run=tmp_path / "xl", steps=1, model=model)
+    train(recurrent)
+    for options in ({"checkpoint": recurrent.run}, {"checkpoint": run, "against": recurrent.run}):
+        with pytest.raises(UserError, match=r"--stride .*xl.*transformer_xl is recurrent"):
+            evaluate(data=str(books), stride=4, **options)
+
+
+def test_quiet_shows_only_the_result(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "BAR_SECONDS", -1.0)  # a line at every update
+    shown = []
+    for quiet in (False, True):
+        (tmp_path / f"{quiet}.txt").write_text(UNSEEN)
+        capsys.readouterr()
+        evaluate(run, str(tmp_path / f"{quiet}.txt"), quiet=quiet)
+        shown.append(capsys.readouterr())
+    assert "tokenizing" in shown[0].err
+    assert "scoring" in shown[0].err
+    assert shown[1].err == ""
+    assert shown[1].out == shown[0].out.replace("False.txt", "True.txt")
 
 
 def test_streams_by_document_change_the_result(run: Path, books: Path) -> None:

@@ -5,12 +5,23 @@ import math
 import numpy as np
 import pytest
 
+from logpast.data import TokenStore
 from logpast.data.store import Counts
 from logpast.evaluation import metrics
 from logpast.filters import paper_horizon
 from logpast.util.errors import UserError
 
 WIKITEXT = Counts(tokens=286_221, words=241_211, lines=4_358, bytes=1_290_590, documents=60)
+
+
+def store_of(lengths: list[int]) -> TokenStore:
+    return TokenStore.in_memory([[0] * length for length in lengths], size=2, eot=1)
+
+
+def interval_of(nats: np.ndarray, tokens: np.ndarray) -> tuple[float, float]:
+    intervals = metrics.bootstrap(nats, {"token": tokens})
+    assert intervals
+    return intervals["token"]
 
 
 def test_metrics_of_wikitext() -> None:
@@ -52,7 +63,7 @@ def test_bootstrap_intervals_have_their_coverage() -> None:
     for _ in range(200):
         tokens = random.integers(50, 150, 40)
         nats = random.normal(3.0, 0.3, 40) * tokens
-        low, high = metrics.bootstrap(nats, {"token": tokens})["token"]
+        low, high = interval_of(nats, tokens)
         hits += low < 3.0 < high
     assert 180 <= hits <= 197
 
@@ -67,7 +78,7 @@ def test_paired_difference_is_more_sensitive_than_separate_intervals() -> None:
     assert result["nats_per_token"] == pytest.approx(-0.02, abs=0.005)
     assert result["interval"][1] < 0
     assert result["documents_better"] > 50
-    separate = [metrics.bootstrap(nats, {"token": tokens})["token"] for nats in (ours, theirs)]
+    separate = [interval_of(nats, tokens) for nats in (ours, theirs)]
     assert separate[0][1] > separate[1][0]
     assert metrics.paired_difference(ours, ours, tokens)["interval"] == [0, 0]
 
@@ -87,9 +98,28 @@ def test_means_and_intervals_by_kind() -> None:
     assert result["tokens"] == [2, 3, 0, 1]
     assert result["nats"][:2] == [2.5, 26 / 3]
     assert math.isnan(result["nats"][2])
-    assert result["interval"][0] == [1, 4]  # each of the two groups alone occurs in more than 2.5 % of the samples
-    assert result["interval"][2:] == [None, None]
-    assert result == metrics.by_kind(values, kinds, 4, groups) | {"nats": result["nats"]}
+    assert result["interval"] == [None] * 4  # three groups
+    groups, kinds = np.arange(10).repeat(2), np.array([0, 1] * 9 + [0, 0])
+    low, high = metrics.by_kind(np.arange(20.0), kinds, 2, groups)["interval"]
+    assert low is not None
+    assert high is None  # nine of the ten groups have kind 1
+
+
+@pytest.mark.parametrize(("documents", "given"), [(1, False), (2, False), (9, False), (10, True)])
+def test_fewer_than_ten_documents_have_no_interval(documents: int, given: bool) -> None:
+    """An interval over two documents would be their range."""
+    store = store_of([5] * documents)
+    nats = np.random.default_rng(0).exponential(1.0, len(store))
+    assert (metrics.compute_metrics(nats, store)["interval"] is not None) == given
+    sums, tokens = metrics.per_document(nats, store)
+    found = metrics.paired_difference(sums, sums + 1, tokens)
+    assert found["documents"] == documents
+    assert (found["interval"] is not None) == given
+
+
+def test_documents_without_scored_tokens_do_not_count_for_an_interval() -> None:
+    tokens = np.array([5] * 9 + [0] * 4)
+    assert metrics.paired_difference(tokens * 1.0, tokens * 2.0, tokens)["interval"] is None
 
 
 def test_intervals_by_kind_equal_bootstrap_intervals() -> None:
@@ -97,4 +127,33 @@ def test_intervals_by_kind_equal_bootstrap_intervals() -> None:
     groups, values = np.repeat(np.arange(30), 20), random.exponential(1.0, 600)
     (interval,) = metrics.by_kind(values, np.zeros(600, int), 1, groups)["interval"]
     sums, tokens = np.bincount(groups, values), np.bincount(groups)
-    assert interval == pytest.approx(metrics.bootstrap(sums, {"token": tokens})["token"])
+    assert interval == pytest.approx(interval_of(sums, tokens))
+
+
+def test_metrics_and_intervals_of_a_text() -> None:
+    store = store_of([30, 10, 20] * 4)
+    nats = np.random.default_rng(0).exponential(1.0, 240)
+    result = metrics.compute_metrics(nats, store)
+    assert result["nats"] == pytest.approx(nats.sum())
+    assert result["tokens"] == 240
+    assert result["unscored"] == 0
+    assert result["words_eos"] == 252
+    assert result["ppl_token"] == pytest.approx(math.exp(nats.sum() / 240))
+    assert result["bits_per_byte"] == pytest.approx(nats.sum() / 240 / math.log(2))
+    for name, (low, high) in result["interval"].items():
+        assert low < result[name] < high
+    assert result["by_document"]["tokens"] == [30, 10, 20] * 4
+    assert result["by_document"]["nats"][:3] == pytest.approx(
+        [nats[:30].sum(), nats[30:40].sum(), nats[40:60].sum()], abs=1e-3
+    )
+    assert "by_document" not in metrics.compute_metrics(nats[:30], store_of([30]))
+    many = store_of([1] * (metrics.MAX_DOCUMENTS + 1))
+    assert "by_document" not in metrics.compute_metrics(np.ones(len(many)), many)
+
+
+def test_losses_per_document_within_a_span() -> None:
+    store = store_of([30, 10, 20])
+    nats = np.arange(60.0)
+    sums, counts = metrics.per_document(nats, store, slice(25, 45))
+    assert counts.tolist() == [5, 10, 5]
+    assert sums.tolist() == [nats[25:30].sum(), nats[30:40].sum(), nats[40:45].sum()]

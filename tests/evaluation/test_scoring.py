@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from logpast.data import TokenStore
 from logpast.data.batching import Segments
 from logpast.evaluation import scoring
-from logpast.evaluation.scoring import RecurrentScorer, compute_metrics, per_document, score
+from logpast.evaluation.scoring import RecurrentScorer, score
 from logpast.filters import FilterBank
 from logpast.models import SYSTEMS, LogMemoryConfig, RecentConfig, Recurrent, Transformer, TransformerXLConfig, build
 from logpast.models.decoder import run_blocks
@@ -196,32 +196,3 @@ def test_scoring_restores_training_mode() -> None:
         model.train(mode)
         score(model, store_of([9]), 4, model.history)
         assert model.training is mode
-
-
-def test_metrics_and_intervals() -> None:
-    store = store_of([30, 10, 20])
-    nats = np.random.default_rng(0).exponential(1.0, 60)
-    result = compute_metrics(nats, store)
-    assert result["nats"] == pytest.approx(nats.sum())
-    assert result["tokens"] == 60
-    assert result["unscored"] == 0
-    assert result["words_eos"] == 63
-    assert result["ppl_token"] == pytest.approx(math.exp(nats.sum() / 60))
-    assert result["bits_per_byte"] == pytest.approx(nats.sum() / 60 / math.log(2))
-    for name, (low, high) in result["interval"].items():
-        assert low < result[name] < high
-    assert result["by_document"]["tokens"] == [30, 10, 20]
-    assert result["by_document"]["nats"] == pytest.approx(
-        [nats[:30].sum(), nats[30:40].sum(), nats[40:].sum()], abs=1e-3
-    )
-    assert "interval" not in compute_metrics(nats[:30], store_of([30]))
-    many = store_of([1] * (scoring.MAX_DOCUMENTS + 1))
-    assert "by_document" not in compute_metrics(np.ones(len(many)), many)
-
-
-def test_losses_per_document_within_a_span() -> None:
-    store = store_of([30, 10, 20])
-    nats = np.arange(60.0)
-    sums, counts = per_document(nats, store, slice(25, 45))
-    assert counts.tolist() == [5, 10, 5]
-    assert sums.tolist() == [nats[25:30].sum(), nats[30:40].sum(), nats[40:45].sum()]

@@ -13,7 +13,7 @@ from logpast.kernels import layer_norm
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("used", [(0, 1), (1,), (0,)], ids=["both", "norm only", "sum only"])
-@pytest.mark.parametrize("shape", [(1, 16), (3, 37, 96), (2, 40, 130)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 16), (3, 11, 96), (2, 18, 130)], ids=str)
 def test_outputs_and_gradients_equal_pytorch(shape: tuple[int, ...], used: tuple[int, ...]) -> None:
     width = shape[-1]
 

@@ -19,8 +19,9 @@ from logpast.ledger.documents import (
 from logpast.util.errors import UserError
 
 
-def scores(nats: list[Any], unseen: list[int] | None = None) -> dict[str, Any]:
-    columns = {"nats": nats, "tokens": [100, 100, 200]} | ({"unseen": unseen} if unseen else {})
+def scores(nats: list[Any], unseen: list[int] | None = None, times: int = 1) -> dict[str, Any]:
+    """Scores of three documents, each `times` times."""
+    columns = {"nats": nats * times, "tokens": [100, 100, 200] * times} | ({"unseen": unseen * times} if unseen else {})
     return {"ppl_token": None if None in nats else math.exp(sum(nats) / 400), "by_document": columns}
 
 
@@ -57,6 +58,7 @@ def test_in_vocabulary_perplexity_leaves_out_seeds_without_documents() -> None:
     seeds = {0: scores([900, 110, 240], [2, 1, 2]), 1: OLD, 2: scores([1, None, 1], [2, 1, 2])}
     assert in_vocabulary_perplexity(seeds, documents(seeds)) == {0: pytest.approx(math.exp(350 / 300))}
     assert in_vocabulary_perplexity({0: OLD}, documents({0: OLD})) == {}
+    assert (documents(seeds).counted, documents({0: OLD}).counted) == (True, False)
 
 
 def test_differences_are_between_equal_seeds() -> None:
@@ -66,15 +68,23 @@ def test_differences_are_between_equal_seeds() -> None:
     found = estimate_difference(ours, theirs, of)
     assert found
     assert found.seeds == pytest.approx([0.1, -0.2])
-    assert found.interval == pytest.approx((-0.05, -0.05))
-    assert difference(ours, theirs, of) == "-0.0500 ± 0.2121 [-0.0500, -0.0500] (seed 0, 1)"
+    assert found.interval is None
+    assert difference(ours, theirs, of) == "-0.0500 ± 0.2121 (seed 0, 1)"
     assert estimate_difference({5: OLD}, theirs, of) is None
     assert difference({5: OLD}, theirs, of) == ""
 
 
-def test_differences_on_in_vocabulary_documents() -> None:
-    ours, theirs = {0: scores([100, 110, 240], [2, 1, 2])}, {0: scores([900, 100, 200], [2, 1, 2])}
-    assert difference(ours, theirs, documents(ours), in_vocabulary=True) == "+0.1667 [+0.1000, +0.2000]"
+@pytest.mark.parametrize(("times", "interval"), [(4, ""), (5, " [+0.1333, +0.1889]")])
+def test_differences_on_in_vocabulary_documents(times: int, interval: str) -> None:
+    """Two of three documents are: eight are too few for an interval, ten are not."""
+    ours, theirs = ({0: scores(nats, [2, 1, 2], times=times)} for nats in ([100, 110, 240], [900, 100, 200]))
+    assert difference(ours, theirs, documents(ours), in_vocabulary=True) == f"+0.1667{interval}"
+
+
+def test_too_few_documents_for_an_interval() -> None:
+    assert documents({0: scores([1, 1, 1], times=3)}).too_few
+    assert not documents({0: scores([1, 1, 1], times=4)}).too_few
+    assert not documents({0: OLD}).too_few  # not known
 
 
 def test_seeds_are_named_if_some_are_missing() -> None:

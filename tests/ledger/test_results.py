@@ -82,6 +82,28 @@ def test_folders_without_rows_are_reported(tmp_path: Path) -> None:
         results(folder=tmp_path)
 
 
+def test_rows_of_a_sweep_are_shown_without_naming_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no sweep or comparison.*--folder"):
+        results()
+    names = [f"runs/sweep-{number}/ledger.jsonl" for number in range(9)]
+    for name in names:
+        ledger.append(Path(name), scored_row(run=name[11]))
+    ledger.append(Path("results/mine.jsonl"), scored_row())
+    assert [row["file"] for row in results()] == ["mine", *(f"runs/sweep-{number}" for number in range(9))]
+    printed = capsys.readouterr()
+    assert "runs/sweep-8" in printed.out
+    assert printed.err == f"rows from results/, {', '.join(names[:7])} and 2 more\n"
+    assert [row["run"] for row in results(["file=runs/sweep-3"])] == ["3"]
+    with pytest.raises(UserError, match=names[0]):
+        results(json=names[0])
+    capsys.readouterr()
+    results(json="rows.json", folder=Path("runs/sweep-0"))
+    assert "rows from" not in capsys.readouterr().err
+
+
 def test_json_and_csv_have_full_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["results", "file=demo-text", "seed=0", "--folder", str(RESULTS), "--json", "-"])
@@ -133,6 +155,27 @@ def test_existing_outputs_stay_if_the_disk_is_full(tmp_path: Path, monkeypatch: 
             results(folder=RESULTS, **{option: str(tmp_path / option)})  # type: ignore[arg-type]
         assert (tmp_path / option).read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_rows_that_need_a_caveat_are_named_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(**more: Any) -> str:
+        (tmp_path / "r.jsonl").unlink(missing_ok=True)
+        for name, changed in (("first", {}), ("second", more)):
+            row = scored_row(run=name)
+            ledger.append(tmp_path / "r.jsonl", row | {"scores": row["scores"] | changed})
+        results(folder=tmp_path)
+        return capsys.readouterr().out
+
+    plain = shown(interval=None)
+    assert plain.count("\n") == 3
+    for more, caveat in (
+        ({"stride": 64}, "scored in overlapping windows (scores.stride): second"),
+        (
+            {"training_overlap": "it is"},
+            "scored on text that the model was trained on (scores.training_overlap): second",
+        ),
+    ):
+        assert shown(**more) == f"{plain}{caveat}\n"
 
 
 def test_names_with_wildcards_and_surrogates(tmp_path: Path) -> None:
@@ -218,6 +261,7 @@ def test_only_comparable_rows_are_averaged(tmp_path: Path, drawn: list[Figure]) 
     assert lines(scored(row, 30), scored(row, 36, streams="document")) == {
         "scores.streams = corpus": [30], "scores.streams = document": [36],
     }  # fmt: skip
+    assert lines(scored(row, 30), scored(row, 29, stride=64)) == {"others": [30], "scores.stride = 64": [29]}
     other_text = row | {"test_data": row["test_data"] | {"sha256": "f" * 64}}
     first = f"test_data.sha256 = {row['test_data']['sha256'][:7]}"
     for ppl in (36, 30):

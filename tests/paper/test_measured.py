@@ -40,6 +40,7 @@ def by_name(folder: Path) -> dict[str, Series]:
         row(5, 100, 9, 1.0, comparison=COMPARISON),
         row(5, 100, 9, 1.0, model={"system": "transformer_xl"}),
         row(5, 100, 9, 1.0, scores={"accounting": "paper"}),
+        row(5, 100, 9, 1.0, scores={"stride": 64}),
     ],
 )
 def test_rows_that_do_not_match_the_table_are_left_out(other: dict[str, Any], ledger: Path) -> None:
@@ -52,6 +53,14 @@ def test_rows_that_do_not_match_the_table_are_left_out(other: dict[str, Any], le
     ]
     assert [one.values(5, "ppl_token") for one in found[:2]] == [[40.0, 41.0], [38.0]]
     assert measured(printed.sweep("A2"), ledger) == []
+
+
+def test_without_results_the_rows_of_sweeps_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    append(Path("runs/sweep-paper/ledger.jsonl"), row(5, 100, 0, 38.0))
+    assert [one.values(5, "ppl_token") for one in measured(A1, None)] == [[38.0]]
+    append(Path("results/mine.jsonl"), row(5, 100, 0, 39.0))
+    assert [one.values(5, "ppl_token") for one in measured(A1, None)] == [[39.0]]
 
 
 def test_series_that_differ_are_named_by_their_settings(ledger: Path) -> None:

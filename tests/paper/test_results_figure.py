@@ -109,5 +109,6 @@ def test_in_vocabulary_documents_only(tmp_path: Path, save: Callable[..., Path],
     printed_panel, _, ours, _ = drawn[0].axes
     assert printed_panel.get_ylabel() == "test perplexity per token"
     assert ours.get_ylabel() == "test perplexity per token, in-vocabulary documents"
-    assert "in-vocabulary documents only: 2 of 3" in ours.get_title(loc="left").replace("\n", " ")
+    title = ours.get_title(loc="left").replace("\n", " ")
+    assert "in-vocabulary documents only: 2 of 3; not plotted: 1 of 2 runs" in title
     assert ours.lines[0].get_xydata().tolist() == [pytest.approx([53, math.exp(4)])]

@@ -113,7 +113,7 @@ def test_white_space_is_free_in_a_sentence_and_lines_count_in_a_table() -> None:
         ("train_gpu:revision:.7", "ef77145"),
         ("rivals-pg19:delta.ppl_token:.1f", "89.7"),
         ("rivals-pg19:delta.in-vocabulary ppl_token:.2f", "65.26"),
-        ("rivals-wiki:Transformer-XL.nats against memory:.3f", "-0.022"),
+        ("rivals-wiki:Transformer-XL.nats vs memory (negative: lower loss):.3f", "-0.022"),
     ],
 )
 def test_single_value(name: str, value: str) -> None:

@@ -10,6 +10,7 @@ from tools.pages import REGION, find_pages, pages
 from tools.views import VIEWS, topics
 
 from logpast.ledger import row as ledger
+from logpast.reporting.differences import in_words
 from markdown_pages import ROOT
 
 RESULTS = ROOT / "results"
@@ -65,9 +66,9 @@ def test_output_of_the_demo_on_the_summary_is_that_of_the_ledger() -> None:
     for name in ("ppl_token", "ppl_word", "bits_per_byte"):
         low, high = row["interval"][name]
         assert re.search(rf"{name} +{row[name]:.4f} \[{low:.4f}, {high:.4f}\]", page)
-    low, high = row["against"]["interval"]
-    assert f"{row['against']['nats_per_token']:+.4f} nats per token [{low:+.4f}, {high:+.4f}]" in page
-    assert f"better on {row['against']['documents_better']} of {row['against']['documents']} documents" in page
+    against = row["against"]
+    assert f"loss {in_words(against['nats_per_token'], against['interval'])}; lower on " in page
+    assert f"; lower on {against['documents_better']} of {against['documents']} documents" in page
 
 
 def test_topics_control_is_near_its_optimum_and_memory_below_it() -> None:

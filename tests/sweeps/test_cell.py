@@ -40,12 +40,12 @@ def test_seconds_include_the_time_before_a_resumption(tmp_path: Path, monkeypatc
     assert work({"config": config, "test": "text", "log": str(tmp_path / "log")})["seconds"] == 1005
 
 
-def test_validate_every_must_not_change_on_resuming(train_config: TrainConfig) -> None:
-    """Or another checkpoint than that of the recorded settings could be the best."""
+def test_steps_and_validate_every_must_not_change_on_resuming(train_config: TrainConfig) -> None:
+    """Or the result would not be that of the recorded settings: `train` would extend the run."""
     run_cell(replace(train_config, steps=4), train_config.data.train)
-    changed = replace(train_config, steps=4, validate_every=7, resume="auto")
-    with pytest.raises(UserError, match="validate_every=10, now it is 7"):
-        run_cell(changed, train_config.data.train)
+    for steps, every, changed in ((4, 7, "validate_every=10, now it is 7"), (5, 10, "steps=4, now it is 5")):
+        with pytest.raises(UserError, match=changed):
+            run_cell(replace(train_config, steps=steps, validate_every=every, resume="auto"), train_config.data.train)
     free = replace(
         train_config, steps=4, run=train_config.run.with_name("free"), data=DataConfig(train_config.data.train)
     )

@@ -7,6 +7,7 @@ import pytest
 
 from logpast.training.config import (
     FREE_TO_CHANGE,
+    OPTIONAL,
     DataConfig,
     OptimizerConfig,
     TrainConfig,
@@ -69,9 +70,10 @@ def test_empty_names_are_refused(name: str) -> None:
 
 
 def test_training_settings_leave_out_what_may_change(train_config: TrainConfig) -> None:
-    settings = training_settings(train_config)
+    settings = training_settings(replace(train_config, init_from="runs/a", freeze=["table"]))
     assert settings.keys() | FREE_TO_CHANGE == train_config.to_dict().keys()
     assert not settings.keys() & FREE_TO_CHANGE
+    assert training_settings(train_config).keys() == settings.keys() - OPTIONAL  # as in recipes of earlier versions
     assert {"seed", "steps", "batch_size", "precision", "model", "data", "optimizer"} <= settings.keys()
 
 

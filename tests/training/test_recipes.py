@@ -32,6 +32,12 @@ def test_a_shipped_recipe_is_found_by_its_name() -> None:
         assert find_recipe(Path(f"{name}.yaml"), Path("elsewhere")) == SHIPPED / f"{name}.yaml"
 
 
+@pytest.mark.parametrize(("name", "command"), [("sweep-toy", "sweep"), ("rivals-toy.yaml", "compare")])
+def test_recipes_of_other_commands_are_refused_with_their_command(name: str, command: str) -> None:
+    with pytest.raises(UserError, match=f"logpast {command} {name}"):
+        read_recipe(Path(name))
+
+
 @pytest.mark.parametrize(
     ("name", "meant"),
     [("smal-cpu", "small-cpu"), ("recipes/small-cpu.yaml", "small-cpu"), ("paper-wiki103", "paper-wikitext103")],

@@ -16,9 +16,11 @@ from logpast.data import TokenStore
 from logpast.data.prepare import prepare
 from logpast.models import RecentConfig
 from logpast.training import loop
-from logpast.training.checkpoint import find_checkpoint, sorted_checkpoints
+from logpast.training.checkpoint import checkpoint_path, find_checkpoint, sorted_checkpoints
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
+from logpast.training.log import read_log
 from logpast.training.loop import train
+from logpast.training.optimizer import learning_rate
 from logpast.training.resume import DECISIONS, Action, Contents, Request, find_resumption
 from logpast.util import files
 from logpast.util.errors import Diverged, UserError
@@ -52,6 +54,7 @@ FOLDERS: dict[str, Callable[[TrainConfig], object]] = {
 OUTCOMES = {  # "--resume": what happens in each of FOLDERS
     "false": ["start", "start", "--resume auto", "other settings", "--resume auto", "not a run"],
     "auto": ["start", "start", "start", "other settings", "resume", "not a run"],
+    "best": ["no checkpoint", "no checkpoint", "no checkpoint", "other settings", "resume", "not a run"],
     "path": ["resume", "resume", "resume", "another run", "another run", "another run"],
 }
 
@@ -157,7 +160,8 @@ def test_resuming_a_finished_run_changes_nothing(train_config: TrainConfig, caps
     [
         ({"seed": 1}, "seed=0, now it is 1"),
         ({"batch_size": 8}, "batch_size=16, now it is 8"),
-        ({"steps": 31}, "steps=5, now it is 31"),
+        ({"freeze": ["table"]}, "freeze=None, now it is .'table'"),
+        ({"init_from": "runs/a"}, "init_from=None, now it is runs/a"),
         ({"optimizer": OptimizerConfig(final_learning_rate=3e-4)}, "optimizer.learning_rate=0.003, now it is 0.0006"),
         ({"model": RecentConfig(slots=17)}, "model.system=log_memory, now it is recent"),
         ({"precision": "64-true"}, "precision=32-true, now it is 64-true"),
@@ -189,14 +193,97 @@ def test_resuming_on_other_text_is_refused(
 
 
 def test_resuming_from_a_path_in_another_folder(train_config: TrainConfig) -> None:
-    config = replace(train_config, keep=10)
+    config = replace(train_config, keep=10, steps=12)
     train(config)
     middle = sorted_checkpoints(config.run)[2]
-    with pytest.raises(UserError, match=f"{config.run} .*later part"):
-        train(replace(config, resume=str(middle)))
     elsewhere = replace(config, run=config.run.with_name("elsewhere"), resume=str(middle))
     train(elsewhere)
     assert_bit_equal(weights(config.run), weights(elsewhere.run))
+
+
+@pytest.mark.parametrize("resume", ["best", "path"])
+def test_resuming_from_an_earlier_checkpoint_keeps_the_later_ones_elsewhere(
+    train_config: TrainConfig, resume: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twice: the second time the names are taken."""
+    data = replace(train_config.data, validation_tokens=50)
+    config = replace(train_config, optimizer=WORSENING, steps=10, validate_every=2, checkpoint_every=1, data=data)
+    best = train(config)["best"]["step"]
+    earlier = checkpoint_path(config.run, best)
+    *_, before_last, last = sorted_checkpoints(config.run)
+    assert earlier < before_last
+    whole, kept = weights(config.run), (last / "model.safetensors").read_bytes()
+    for name in (last.name, f"{last.name}-2"):
+        train(replace(config, resume="best" if resume == "best" else str(earlier)))
+        assert_bit_equal(whole, weights(config.run))
+        assert (config.run / "abandoned" / name / "model.safetensors").read_bytes() == kept
+    assert f"{config.run / 'abandoned'}: {before_last.name}, {last.name}" in capsys.readouterr().err
+    steps = [record["step"] for record in read_log(config.run) if "loss" in record]
+    assert steps == list(range(1, 11))
+
+
+def test_extending_a_run(
+    train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twice, by steps and by epochs, and again in another folder with an interruption: equal to the bit."""
+    data = replace(train_config.data, validation_tokens=50)
+    config = replace(train_config, steps=4, checkpoint_every=2, data=data, keep=9)
+    state = train(config)
+    windows = 4 * config.batch_size / read_log(config.run)[-2]["epoch"]
+    longer = replace(config, steps=8, resume="auto")
+    longest = replace(longer, steps=None, epochs=10 * config.batch_size / windows)
+    train(longer)
+    assert yaml.safe_load((config.run / "config.yaml").read_text())["steps"] == 8
+    rates = [learning_rate(config.optimizer, step, total) for step, total in ((3, 4), (4, 8))]
+    assert (
+        "8 steps instead of 4: the learning rate goes from {:.3g} to {:.3g}".format(*rates) in capsys.readouterr().err
+    )
+    whole = train(longest)
+    assert whole["extended"] == [{"step": 4, "total_steps": 4}, {"step": 8, "total_steps": 8}]
+    assert "extended" not in state
+    records = [record for record in read_log(config.run) if "loss" in record]
+    totals = [4] * 4 + [8] * 4 + [10] * 2
+    expected = [learning_rate(config.optimizer, step, total) for step, total in enumerate(totals)]
+    assert [record["learning_rate"] for record in records] == expected
+
+    other = config.run.with_name("other")
+    train(replace(config, run=other))
+    elsewhere = replace(longer, run=config.run.with_name("elsewhere"), resume=str(other))
+    for crash_at in (5, 7):  # before and after the first checkpoint
+        with monkeypatch.context() as patch:
+            rate = Mock(side_effect=lambda o, s, t, at=crash_at: 1 / (s != at) and learning_rate(o, s, t))
+            patch.setattr(loop, "learning_rate", rate)
+            with pytest.raises(ZeroDivisionError):
+                train(elsewhere if crash_at == 5 else replace(elsewhere, resume="auto"))
+        if crash_at == 5:
+            shutil.rmtree(other)
+    train(replace(elsewhere, resume="auto"))
+    again = train(replace(longest, run=elsewhere.run))
+    assert again["extended"] == whole["extended"]
+    assert_bit_equal(weights(config.run), weights(elsewhere.run))
+
+
+def test_fewer_steps_than_trained_are_refused(train_config: TrainConfig) -> None:
+    train(replace(train_config, steps=5))
+    before = {file: file.read_bytes() for file in train_config.run.rglob("*") if file.is_file()}
+    with pytest.raises(UserError, match=f"{train_config.run}.*trained for 5 of 5 steps, now 4"):
+        train(replace(train_config, steps=4, resume="auto"))
+    assert {file: file.read_bytes() for file in train_config.run.rglob("*") if file.is_file()} == before
+
+
+def test_a_best_checkpoint_that_is_gone_is_replaced_by_a_later_one(
+    train_config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A single checkpoint of a run was moved, its best one is not there."""
+    data = replace(train_config.data, validation_tokens=50)
+    config = replace(train_config, optimizer=WORSENING, steps=10, validate_every=2, checkpoint_every=1, data=data)
+    best = train(config)["best"]["step"]
+    moved = tmp_path / "moved" / "checkpoints" / "step-00000009"
+    shutil.copytree(checkpoint_path(config.run, 9), moved)
+    elsewhere = replace(config, run=config.run.with_name("elsewhere"), resume=str(moved))
+    assert train(elsewhere)["best"]["step"] == 10 > best
+    assert f"of step {best}, is missing" in capsys.readouterr().err
+    assert find_checkpoint(elsewhere.run).step == 10
 
 
 def test_resuming_from_the_path_of_its_own_latest_checkpoint(train_config: TrainConfig) -> None:

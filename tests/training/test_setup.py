@@ -1,6 +1,7 @@
 """What is made before the first step: device, data, model, batches, state, run folder."""
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +74,29 @@ def test_text_shorter_than_a_window_is_refused(train_config: TrainConfig, tmp_pa
     with pytest.raises(UserError, match=r"short.txt"):
         train(config)
     assert not config.run.exists()
+
+
+def test_validating_on_training_text_is_a_warning(
+    train_config: TrainConfig, tmp_path: Path, books: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warning_of(validation: str) -> str:
+        setup.open_inputs(
+            replace(train_config, data=replace(train_config.data, validation=validation)),
+            SimpleNamespace(global_rank=0, rank_zero_first=nullcontext),  # type: ignore[arg-type]
+        )
+        return capsys.readouterr().err
+
+    whole = warning_of(str(train_config.data.train))
+    assert whole.startswith("logpast: warning: ")
+    assert whole.count("\n") == 1
+    assert "it is the training text" in whole
+    assert "--data.validation" in whole
+    (tmp_path / "other.txt").write_text("And God saw every thing that he had made, and, behold, it was very good.")
+    assert warning_of(str(tmp_path / "other.txt")) == ""
+    (tmp_path / "mixed").mkdir()
+    for file in (tmp_path / "other.txt", books / "1.txt"):
+        shutil.copy(file, tmp_path / "mixed")
+    assert "1 of its 2 documents" in warning_of(str(tmp_path / "mixed"))
 
 
 def test_a_token_store_has_its_own_tokenizer(train_config: TrainConfig, store: TokenStore) -> None:

@@ -45,6 +45,30 @@ def test_a_bar_without_a_total_prints_the_count(
     assert capsys.readouterr().err.splitlines() == ["work 2,100 tokens"]
 
 
+def test_hidden_progress_prints_nothing_in_its_context(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "BAR_SECONDS", -1.0)
+    monkeypatch.setattr(progress, "BOARD_SECONDS", -1.0)
+
+    def work() -> str:
+        with progress.progress_bar("work", 100) as bar:
+            bar.update(50)
+            bar.say("a line")
+        with progress.job_board("cell", "trained") as board:
+            board.update("jobs", [["a", "50 %"]])
+        return capsys.readouterr().err
+
+    with progress.hidden_progress():
+        assert work() == ""
+    with progress.hidden_progress(False):
+        assert work().count("\n") == 3
+    screen = use_terminal(monkeypatch)
+    with progress.hidden_progress():
+        work()
+    assert screen.getvalue() == ""
+
+
 def test_an_invisible_bar_prints_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     set_clock(monkeypatch, 0.0, 11.0)
     with progress.progress_bar("work", 100, visible=False) as bar:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import math
 import os
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,17 +21,18 @@ import torch
 from safetensors.numpy import save_file
 
 from logpast.analysis.breakdowns import Text, break_down
-from logpast.analysis.labels import signed
+from logpast.analysis.labels import difference
 from logpast.analysis.page import DOCUMENTS, draw
 from logpast.analysis.passes import Array, Control, FinishedPasses, Nats, Plan, finished_passes, plan_passes, run
 from logpast.analysis.saved import JSON, NATS, PAGE, SavedControl, folder_of, is_analysis, read_analysis, read_control
 from logpast.analysis.schema import FORMAT, WAYS
-from logpast.data import TokenStore, is_store, open_tokens
+from logpast.data import TokenStore, open_tokens
 from logpast.data.batching import Streams
-from logpast.data.prepare import is_prepared
-from logpast.evaluation.evaluate import Precision, device_for, find_other, load
+from logpast.evaluation.evaluate import Precision, device_for, find_other, load, open_training_text
+from logpast.evaluation.overlap import training_overlap, warn
 from logpast.ledger import row as ledger
 from logpast.models import LanguageModel, system_of
+from logpast.reporting.differences import in_words
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
 from logpast.util.environment import code_sha256, describe, revision
 from logpast.util.errors import UserError
@@ -63,8 +63,8 @@ def analyze(
 ) -> dict[str, Any]:
     """Show on one page where a model's loss lies, and how much of its past it uses.
 
-    The page breaks the loss, and the gain over a control, down by position in the window, by token frequency and by
-    where a token last occurred. It lists the tokens with the highest and the lowest gain, and shows what each slot is
+    The page breaks the loss, and its difference from a control's, down by position in the window, by token frequency
+    and by where a token last occurred. It lists the tokens where the two differ most, and shows what each slot is
     worth, how far back the past matters, and what overlapping windows bring.
 
     Examples:
@@ -76,8 +76,8 @@ def analyze(
         checkpoint: a run folder (its best checkpoint is used), one checkpoints/step-… folder, or a finished analysis,
             whose page is drawn again.
         data: the text: a file, folder or glob, a prepared token store, or NAME:SPLIT such as wikitext103:test.
-        control: a second model with the same tokenizer, to measure the gain over: a checkpoint, or the folder of its
-            own finished analysis on the same text if the model is not available.
+        control: a second model with the same tokenizer, to compare with: a checkpoint, or the folder of its own
+            finished analysis on the same text if the model is not available.
         out: the folder to create, for report.html, analysis.json and nats.safetensors (the loss of every token in
             every pass); by default runs/ and the name of the run and -analysis. If the command is interrupted, the
             same command continues.
@@ -127,7 +127,9 @@ def analyze(
         counted, nats = _score(plan, done, store, found, counts, cache, settings, target)
         if isinstance(other, SavedControl):
             nats["control"] = {"control": other.nats}
-        text = Text(store, streams, counted, about_model["train_data"]["sha256"])
+        train_data = about_model["train_data"]
+        overlap = training_overlap(store, train_data, counted if counted.sha256 == train_data["sha256"] else None)
+        text = Text(store, streams, counted, train_data["sha256"])
         parts = break_down(nats, text, model, other, probed, finest)
         about = {
             "format": FORMAT,
@@ -135,7 +137,7 @@ def analyze(
             **code,
             "hardware": describe(target),
             "seconds": round(done.seconds, 1),
-            "data": store.identity | {"documents": len(store.documents)},
+            "data": store.identity | {"documents": len(store.documents), "training_overlap": overlap},
             "settings": settings,
             "model": about_model,
             "control": about_other,
@@ -144,6 +146,8 @@ def analyze(
         _write(out, result, {name: each for kind in nats.values() for name, each in kind.items()}, precision)
         done.delete()
     atomic_write(out / PAGE, draw(result))  # last: if drawing fails, the numbers are safe
+    if overlap:
+        warn(store, overlap, "the analysis does not show how the model predicts other text")
     _print_summary(result, out)
     return result
 
@@ -221,12 +225,10 @@ def _open_counted(
     """The text in which tokens are counted."""
     if counts is not None:
         return open_tokens(counts, found.load_tokenizer(), cache)
-    data, train = found.config.data, None
-    if is_prepared(data.train, data.tokenizer, cache):
-        progress.say(f"counting the tokens of {data.train}")
-        train = open_tokens(data.train, None if is_store(data.train) else data.tokenizer, cache)
-    # another text may have the same name by now
-    return train if train and train.sha256 == found.state["data"]["sha256"] else store
+    train = open_training_text(found, cache)
+    if train:
+        progress.say(f"counting the tokens of {train.name}")
+    return train or store
 
 
 def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision: str) -> None:
@@ -254,26 +256,26 @@ def _print_summary(result: dict[str, Any], out: Path) -> None:
     """The main numbers; the page has the others."""
     data, scores, lines = result["data"], result["scores"], list[tuple[str, str]]()
     if "gain" in scores["all"]:
-        lines.append(("gain over the control", _gain(scores["all"])))
+        lines.append(("loss against the control", _compared(scores["all"])))
         for key, name in DOCUMENTS.items():
             if part := result["documents"].get(key):
-                lines.append((f"  {part['documents']:,} {name}", _gain(part["all"])))
+                lines.append((f"  {part['documents']:,} {name}", _compared(part["all"])))
     if "absent" not in result["slots"]:
         whole, lags = result["slots"]["all"], result["lags"]
-        lines.append(("increase, all slots zero", signed(whole["increase"], whole["interval"])))
+        lines.append(("loss, all slots zero", in_words(whole["increase"], whole["interval"])))
         for way in WAYS:
-            lines.append((f"increase, whole past {way}", signed(lags[way]["increase"][0], lags[way]["interval"][0])))
+            lines.append((f"loss, whole past {way}", in_words(lags[way]["increase"][0], lags[way]["interval"][0])))
     if "absent" not in result["stride"]:
         own = result["stride"]["model"]
-        name = f"change, stride {own['stride'][-1]} of {own['stride'][0]}"
-        lines.append((name, signed(own["increase"][-1], own["interval"][-1])))
-    print(f"{data['name']}: {data['tokens']:,} tokens, ppl_token {scores['model']['ppl_token']:.4f}; nats per token:")
+        name = f"loss, stride {own['stride'][-1]} instead of {own['stride'][0]}"
+        lines.append((name, in_words(own["increase"][-1], own["interval"][-1])))
+    print(f"{data['name']}: {data['tokens']:,} tokens, ppl_token {scores['model']['ppl_token']:.4f}")
     for name, value in lines:
         print(f"  {name:30} {value}")
-    print(f"open {out / PAGE}")
+    print(f"intervals: {result['intervals']}\nopen {out / PAGE}")
 
 
-def _gain(part: dict[str, Any]) -> str:
-    """The gain in nats per token, and what it does to the perplexity."""
-    gain = part["gain"]["nats"][0]
-    return f"{signed(gain, part['gain']['interval'][0])} (perplexity {math.expm1(-gain):+.1%})"
+def _compared(part: dict[str, Any]) -> str:
+    """The model's loss compared with the control's, over some of the documents."""
+    own = difference(part["gain"])
+    return in_words(own["nats"][0], own["interval"][0])

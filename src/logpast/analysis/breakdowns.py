@@ -23,7 +23,6 @@ from logpast.analysis.schema import WAYS
 from logpast.data import TokenStore
 from logpast.data.batching import Streams
 from logpast.evaluation import metrics
-from logpast.evaluation.scoring import compute_metrics
 from logpast.evaluation.vocabulary import UNSEEN, occurrences, unseen
 from logpast.models import LanguageModel, LogMemoryTransformer, Transformer
 
@@ -67,7 +66,10 @@ class Losses:
     """which tokens the bootstrap draws together"""
 
     def by_kind(self, kinds: Kinds, number: int) -> dict[str, Any]:
-        """Mean nats of both, and the gain (control − model: positive if the model is better), by kind of token."""
+        """Mean nats of both by kind of token, and the gain: control − model, positive if the model's loss is lower.
+
+        Everything that is shown has the opposite sign (`labels.difference`); the gain is the format of analysis.json.
+        """
         values = {"model": self.model}
         if self.control is not None:
             values |= {"control": self.control, "gain": self.control - self.model}
@@ -101,8 +103,8 @@ def _by_token_property(nats: Nats, text: Text, model: LanguageModel, control: Co
     return {
         "intervals": _intervals(store, len(store), model),
         "scores": {
-            "model": compute_metrics(losses.model, store),
-            "control": None if losses.control is None else compute_metrics(losses.control, store),
+            "model": metrics.compute_metrics(losses.model, store),
+            "control": None if losses.control is None else metrics.compute_metrics(losses.control, store),
             "all": losses.by_kind(np.zeros_like(in_stream), 1),
         },
         "position": {
@@ -240,7 +242,8 @@ def _by_stride(
 
 def _intervals(store: TokenStore, tokens: int, model: LanguageModel) -> str:
     """What intervals over the first tokens are."""
-    return f"95 %, bootstrap over {bootstrap_groups(store, tokens, model.window)[1]}"
+    groups = bootstrap_groups(store, tokens, model.window)[1]
+    return f"95 %, bootstrap over {groups}; none where fewer than {metrics.MIN_DOCUMENTS} of them have such tokens"
 
 
 def _increase(nats: Array, whole: Array, groups: Kinds) -> dict[str, Any]:

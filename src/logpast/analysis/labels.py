@@ -1,14 +1,16 @@
-"""Numbers of an analysis as text: differences with their intervals, bins."""
+"""Numbers of an analysis as they are shown: differences from the control, bins."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-def signed(value: float | None, interval: list[float] | None) -> str:
-    """A difference and its interval: +0.0586 [+0.0470, +0.0713]."""
-    between = f" [{interval[0]:+.4f}, {interval[1]:+.4f}]" if interval else ""
-    return "–" if value is None else f"{value:+.4f}{between}"
+def difference(gain: dict[str, Any]) -> dict[str, Any]:
+    """Model − control, from a stored gain, which is control − model: negative where the model's loss is lower."""
+    return {
+        "nats": [None if nats is None else 0 - nats for nats in gain["nats"]],
+        "interval": [None if bounds is None else [0 - bounds[1], 0 - bounds[0]] for bounds in gain["interval"]],
+    }
 
 
 def spans(part: dict[str, Any]) -> list[tuple[int, int]]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from logpast.analysis import plots
-from logpast.analysis.labels import signed, span, spans
+from logpast.analysis.labels import difference
 from logpast.analysis.plots import CHANGES, LINEAR, RARE, Part
+from logpast.reporting.differences import NEGATIVE_IS_LOWER, in_words, signed
 from logpast.reporting.html import data_uri, render_page
-
-__all__ = ["draw", "signed", "span", "spans"]
 
 #: keys of analysis.json -> what the page calls these documents
 DOCUMENTS = {"familiar": "in-vocabulary", "others": "others"}
@@ -37,8 +34,10 @@ def draw(result: Part) -> str:
         result=result,
         plots={name: data_uri(figure) for name, figure in figures.items() if figure},
         signed=signed,
-        gain=gain,
-        perplexity_change=math.expm1(-gain["nats"][0]) if gain else None,
+        in_words=in_words,
+        negative_is_lower=NEGATIVE_IS_LOWER,
+        difference=difference,
+        compared=difference(gain) if gain else None,
         rare=RARE,
         linear=LINEAR,
         documents=_documents(result.get("documents", {})),  # older analyses do not have this part
@@ -62,11 +61,13 @@ def _documents(part: Part) -> Part | None:
 
 
 def _by_token(part: Part, everything: Part) -> Part:
-    """Tokens with the highest and the lowest gain, with their share of the total gain."""
+    """Tokens whose loss is lower than the control's by most, or higher, with their share of the whole difference."""
     total = everything["gain"]["nats"][0] * everything["tokens"][0] if part else 0.0
     return {
         kind: [
-            each | {"text": _visible(each["token"]), "share": each["gain"] / total if total > 0 else None}
+            each
+            | {"text": _visible(each["token"]), "difference": 0 - each["gain"]}
+            | {"share": each["gain"] / total if total > 0 else None}
             for each in tokens
         ]
         for kind, tokens in part.items()
@@ -80,12 +81,12 @@ def _visible(token: str) -> str:
 
 
 def _last_seen(where: Part) -> list[Part]:
-    """For each kind of last occurrence: its share of the tokens and of the total gain."""
+    """For each kind of last occurrence: its share of the tokens and of the whole difference from the control."""
     gains: list[float] = []
     if "gain" in where:
         gains = [n * (gain or 0.0) for n, gain in zip(where["tokens"], where["gain"]["nats"], strict=True)]
     return [
-        {"kind": kind, "tokens": share, "gain": gains[i] / sum(gains) if sum(gains) > 0 else None}
+        {"kind": kind, "tokens": share, "difference": gains[i] / sum(gains) if sum(gains) > 0 else None}
         for i, (kind, share) in enumerate(zip(where["kinds"], plots.shares(where), strict=True))
     ]
 

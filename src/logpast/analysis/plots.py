@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from logpast.analysis.labels import span, spans
+from logpast.analysis.labels import difference, span, spans
 from logpast.reporting import palette
 from logpast.reporting.plots import remove_frame
 
@@ -16,6 +16,7 @@ Part = dict[str, Any]
 
 LINEAR = 0.01  # nats up to which the axis of increases is linear; it is logarithmic above
 RARE = 0.001  # bins with a smaller share of the tokens are not drawn: their intervals would dwarf the others
+DIFFERENCE = "model − control, nats per token\n(below 0: lower loss)"
 COLOURS = {"model": palette.MEMORY, "control": palette.CONTROL}
 #: how the past is changed beyond a lag -> label, colour and marker
 CHANGES = {
@@ -26,7 +27,7 @@ CHANGES = {
 
 
 def position_plot(part: Part) -> Any:
-    """Loss by position in the window, and the gain if there is a control."""
+    """Loss by position in the window, and the difference from the control if there is one."""
     each, binned = part["each"], part["binned"]
     seen = range(1, len(each["tokens"]) + 1)
     figure, left, right = _panels("gain" in each)
@@ -40,13 +41,13 @@ def position_plot(part: Part) -> Any:
     _powers_of_two(left, seen[-1])
     left.legend(frameon=False)
     if right:
-        _bars(right, [span(a + 1, b + 1) for a, b in spans(binned)], binned["gain"], shares(binned))
-        right.set(xlabel=label, ylabel="gain, nats per token")
+        _bars(right, [span(a + 1, b + 1) for a, b in spans(binned)], difference(binned["gain"]), shares(binned))
+        right.set(xlabel=label, ylabel=DIFFERENCE)
     return figure
 
 
 def frequency_plot(part: Part) -> Any:
-    """Loss by how often a token occurs, and the gain if there is a control."""
+    """Loss by how often a token occurs, and the difference from the control if there is one."""
     figure, left, right = _panels("gain" in part)
     shown = [i for i, share in enumerate(shares(part)) if share >= RARE]
     labels = [span(part["from"][i], part["to"][i]) for i in shown]
@@ -58,23 +59,25 @@ def frequency_plot(part: Part) -> Any:
     left.set(xlabel="occurrences of the token", ylabel="nats per token")
     left.legend(frameon=False)
     if right:
-        _bars(right, labels, _select(part["gain"], shown), [shares(part)[i] for i in shown])
-        right.set(xlabel="occurrences of the token", ylabel="gain, nats per token")
+        _bars(right, labels, _select(difference(part["gain"]), shown), [shares(part)[i] for i in shown])
+        right.set(xlabel="occurrences of the token", ylabel=DIFFERENCE)
     return figure
 
 
 def last_seen_plot(part: Part, histories: dict[str, int]) -> Any:
-    """The gain, or the loss, by how far before the window a token last occurred; marks where each history ends."""
+    """By how far before the window a token last occurred, the difference from the control, or the loss without one.
+
+    Marks where each history ends.
+    """
     lags = part["by_lag"]
     share = shares(lags)
     order = [i for i in range(len(share)) if share[i] >= RARE]
     order.sort(key=lambda i: (lags["from"][i] < 0, lags["from"][i]))  # never (−1) comes last
     special = {-1: "never", 0: "in the\nwindow"}
     labels = [special.get(lags["from"][i], span(lags["from"][i], lags["to"][i])) for i in order]
-    side = "gain" if "gain" in lags else "model"
+    column, what = (difference(lags["gain"]), DIFFERENCE) if "gain" in lags else (lags["model"], "nats per token")
     figure, axis, _ = _panels(False)
-    _bars(axis, labels, _select(lags[side], order), [share[i] for i in order])
-    what = "gain, nats per token" if side == "gain" else "nats per token"
+    _bars(axis, labels, _select(column, order), [share[i] for i in order])
     axis.set(xlabel="how far before the window the token last occurred (lag)", ylabel=what)
     for height, (name, history) in enumerate(histories.items()):
         for place, i in enumerate(order):

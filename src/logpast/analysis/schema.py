@@ -26,6 +26,10 @@ def text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def text_or_null(value: Any) -> bool:
+    return value is None or text(value)
+
+
 def integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -78,7 +82,8 @@ def _schema(control: bool) -> dict[str, Any]:
         "intervals": text,
         "hardware": {"name": text},
         "settings": {"streams": text, "precision": text},
-        "data": {"name": text, "sha256": text, "tokenizer": text, "tokens": positive_integer, "documents": count},
+        "data": {"name": text, "sha256": text, "tokenizer": text, "tokens": positive_integer, "documents": count,
+                 "training_overlap?": text_or_null},
         "model": about,
         "scores": {"model": scores, "all": by_kind},
         "position": {"each": Columns({"tokens": [count]} | with_gaps), "binned": by_bin},

@@ -27,12 +27,14 @@ from logpast.ledger.documents import (
 from logpast.ledger.documents import values as scores_of
 from logpast.ledger.row import RESULTS
 from logpast.reporting import palette, tables
+from logpast.reporting.differences import NEGATIVE_IS_LOWER, too_few
 from logpast.reporting.plots import check_plot_path, remove_frame, write_plot
 from logpast.util.errors import UserError
 from logpast.util.validation import validate_arguments
 
 Row = dict[str, Any]
 Number = Estimate | float | None
+DIFFERENCE = f"nats vs {{first}} ({NEGATIVE_IS_LOWER})"  # head of a column
 COLOURS = {"all": palette.SERIES[0], "in-vocabulary": palette.SERIES[1]}
 
 
@@ -58,8 +60,9 @@ class System:
 
     def score(self, name: str) -> Estimate:
         """A score of all seeds. The interval is that of the first seed, scaled to the mean."""
-        found, bounds = scores_of(self.seeds, name), self.rows[0]["scores"].get("interval", {}).get(name, [None])
-        if None in bounds or not math.isfinite(sum(found)) or not found[0]:
+        found, intervals = scores_of(self.seeds, name), self.rows[0]["scores"].get("interval") or {}
+        bounds = intervals.get(name, [None])
+        if self.documents.too_few or None in bounds or not math.isfinite(sum(found)) or not found[0]:
             return Estimate(found)
         low, high = (statistics.mean(found) * bound / found[0] for bound in bounds)
         return Estimate(found, (low, high))
@@ -70,10 +73,14 @@ class System:
         return Estimate(list(found.values()), note=name_seeds(found, self.seeds)) if found else None
 
     def against_first(self, in_vocabulary: bool = False) -> Estimate | None:
-        """Nats per token above the first system."""
+        """Nats per token, this − the first system: negative if this loss is lower."""
         if self.first is None or (in_vocabulary and self.in_vocabulary_perplexity() is None):
             return None
         return estimate_difference(self.seeds, self.first, self.documents, in_vocabulary)
+
+    @property
+    def scored_on_training_text(self) -> bool:
+        return any("training_overlap" in scores for scores in self.seeds.values())
 
     def training_seconds(self) -> float | None:
         """Only in comparisons of equal time."""
@@ -100,9 +107,9 @@ COLUMNS = (
     Column("ppl_token", lambda system: system.score("ppl_token"), ".2f"),
     Column("ppl_word", lambda system: system.score("ppl_word"), ".1f"),
     Column("bits/byte", lambda system: system.score("bits_per_byte"), ".4f"),
-    Column("nats against {first}", lambda system: system.against_first(), "+.4f"),
+    Column(DIFFERENCE, lambda system: system.against_first(), "+.4f"),
     Column("in-vocabulary ppl_token", lambda system: system.in_vocabulary_perplexity(), ".2f"),
-    Column("in-vocabulary nats against {first}", lambda system: system.against_first(in_vocabulary=True), "+.4f"),
+    Column(f"in-vocabulary {DIFFERENCE}", lambda system: system.against_first(in_vocabulary=True), "+.4f"),
     Column("parameters", lambda system: system.rows[0]["parameters"], ","),
     Column("attention", lambda system: system.cell["attention_length"], ","),
     Column("training tokens", lambda system: system.rows[0]["train_tokens"], ","),
@@ -137,7 +144,7 @@ def table(rows: list[Row]) -> tables.Table:
     for name, line in numbers.items():
         seeds = ", ".join(map(str, systems[name].seeds))
         lines.append((name, seeds, *(_text(number, column.form) for column, number in line.items())))
-    return tables.Table(("system", "seeds", *heads), lines, _title(rows), _notes(heads, systems[first].documents))
+    return tables.Table(("system", "seeds", *heads), lines, _title(rows), _notes(heads, systems))
 
 
 def short(rows: list[Row]) -> tables.Table:
@@ -147,7 +154,7 @@ def short(rows: list[Row]) -> tables.Table:
     kept = [
         index
         for index, head in enumerate(heads)
-        if head in ("system", "seeds", *SHORT) or "in-vocabulary" in head or (not split and "against" in head)
+        if head in ("system", "seeds", *SHORT) or "in-vocabulary" in head or (not split and "nats vs" in head)
     ]
     return tables.Table(
         [heads[index] for index in kept], [[line[index] for index in kept] for line in lines], title, notes
@@ -269,7 +276,8 @@ def draw(rows: list[Row], out: Path) -> None:
             spots[name] = system.cell["state_bytes"] / 2**10, statistics.mean(some)
             states.plot(*spots[name], "o", color=COLOURS["in-vocabulary" if split else "all"])
     bars.set_yticks(range(len(systems)), list(reversed(systems)))
-    bars.set(xlabel="perplexity per token (one point per seed; bar: 95 % over documents)")
+    intervals = too_few(len(of.tokens)) if of.too_few else "bar: 95 % over documents"
+    bars.set(xlabel=f"perplexity per token (one point per seed; {intervals})")
     measure = "perplexity per token"
     if split:
         measure += ", in-vocabulary documents"
@@ -319,18 +327,27 @@ def _title(rows: list[Row]) -> str:
     return f"{texts}; {first['parameters'] / 1e6:.3g}M parameters, {amount}{unit}"
 
 
-def _notes(heads: list[str], of: Documents) -> list[str]:
+def _notes(heads: list[str], systems: dict[str, System]) -> list[str]:
     """What the columns mean."""
+    first, of = next(iter(systems)), systems[next(iter(systems))].documents
     which = f"{len(of.tokens)} documents" if len(of.tokens) else "documents"
     notes = [f"±: standard deviation over seeds; [ ]: 95 % over {which}, from the first seed, scaled to the mean"]
-    if any("nats against" in head for head in heads):
+    if of.too_few:
+        notes = ["±: standard deviation over seeds", too_few(len(of.tokens))]
+    if any("nats vs" in head for head in heads):
         notes.append(
-            "nats against: nats per token above the first system, same seeds and documents; [ ]: 95 % over documents, "
-            "which says nothing about other seeds"
+            f"nats vs {first}: difference of the loss in nats per token, same seeds and documents; 0.01 is 1 % of "
+            "perplexity; [ ]: 95 % over documents, which says nothing about other seeds"
         )
     if of.has_both_kinds:
         notes.append(
             f"in-vocabulary: {of.in_vocabulary.sum()} of {which}, those where at most {100 * UNSEEN:g} % of the tokens "
             "never occur in the training text"
         )
+        if lacking := [name for name, system in systems.items() if system.in_vocabulary_perplexity() is None]:
+            notes.append(f"in-vocabulary: not recorded in the rows of {', '.join(lacking)}")
+    elif len(of.tokens) and not of.counted:
+        notes.append("in-vocabulary: the rows do not say which documents are")
+    if known := [name for name, system in systems.items() if system.scored_on_training_text]:
+        notes.append(f"scored on text that they were trained on: {', '.join(known)}")
     return [*notes, "tokens/s: training speed of the fastest seed"]

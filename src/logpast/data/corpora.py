@@ -4,10 +4,11 @@
     pg19:train[::10]    some of its documents, as a Python slice: [::10] is every tenth, [:50] the first 50.
                         Local files are sorted by name; documents from the hub keep its order
     wikitext103         train, validation and test
-    book.txt            a file: one document, byte for byte. *.raw and *.tokens, WikiText's file names, are split
-                        into articles
+    book.txt            a file: one document. *.raw and *.tokens, WikiText's file names, are split into articles
     books/              a folder: every *.txt below it is one document, sorted by name
     'books/*.md'        a glob: every file is one document
+
+All texts are read by the rule in `logpast.data.text_files`: UTF-8, with LF as line end.
 
 The name of a known corpus takes precedence over a file of the same name; write `./pg19` for the file.
 
@@ -24,7 +25,6 @@ the extra `demo`.
 
 from __future__ import annotations
 
-import codecs
 import difflib
 import functools
 import glob
@@ -40,12 +40,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from logpast.data import hub
+from logpast.data.text_files import cannot_read, decode, describe, file_status, files_below, files_matching, printable
 from logpast.util.errors import UserError
 
 BLOCK = 1 << 20  # bytes read at a time
 MAX_UNTITLED = 4 * BLOCK  # characters to search for WikiText's first title
 SLICE = re.compile(r"([^[]*)\[(\d*):(\d*):?(\d*)\]")  # a split and a slice of its documents
+MAX_POSITIONS = 100_000  # documents of a corpus that `splits_overlap` looks at
 WIKITEXT_SUFFIXES = (".raw", ".tokens")
+
+
+class Unavailable(UserError):
+    """A split of a known corpus is not on this machine and cannot be downloaded."""
 
 
 class Passage(NamedTuple):
@@ -76,10 +83,10 @@ class Source:
     stamp: tuple[Any, ...] = ()  # changes when the content does
     probe: Callable[[], Any] = lambda: None  # raises UserError if the text cannot be obtained
     articles: bool = False  # an item holds many documents, in WikiText's format
-    unix_line_ends: bool = False  # CR LF becomes LF
     sha256: str | None = None  # expected SHA-256 of all bytes
     belongs: Callable[[int], bool] = lambda number: True  # which documents of the items the split consists of
     documents: range = range(sys.maxsize)  # the documents of the split to use, by number
+    left_out: dict[str, list[str]] = field(default_factory=dict)  # reason -> files of the folder or glob not used
 
 
 @dataclass
@@ -168,7 +175,6 @@ CORPORA = {
         hub=("emozilla/pg19",),
         items=_pg19_books,
         stream=True,
-        traits={"unix_line_ends": True},
     ),
     "kjv": Corpus({"train": (), "validation": (), "test": ()}, package=kjv_chapters),
 }
@@ -185,26 +191,22 @@ def find(spec: str, root: Path | None = None) -> Source:
     if len(path.name.encode(errors="surrogateescape")) > 255:
         raise UserError(f"no file, folder or corpus {spec[:60]!r}…: the name is too long for a file")
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if _is_text(file.relative_to(path)) and file.is_file())
+        files, left_out = files_below(path)
         if not files:
-            raise UserError(f"no *.txt below the folder {spec}: name the files, as in '{path / '*.md'}'")
-        return _local_source(spec, {file.relative_to(path).as_posix(): file for file in files})
-    if path.is_file():
+            found = f" (found {describe(left_out)})" if left_out else ""
+            raise UserError(f"no *.txt below the folder {spec}{found}: name the files, as in '{path / '*.md'}'")
+        return _local_source(spec, files, left_out=left_out)
+    if os.path.lexists(path):
         return _local_source(spec, {path.name: path}, articles=path.suffix in WIKITEXT_SUFFIXES)
     if glob.has_magic(spec):
-        files = sorted(file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file())
+        files, left_out = files_matching(str(path))
         if not files:
             raise UserError(f"no file matches {spec}: check the pattern and the folder")
-        return _local_source(spec, {file.as_posix(): file for file in files})
+        return _local_source(spec, files, left_out=left_out)
     known = [f"{corpus}:{split}" for corpus in CORPORA for split in CORPORA[corpus].splits]
     near = difflib.get_close_matches(spec, [*known, *CORPORA], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UserError(f"no file, folder or corpus {spec!r}: {hint}Known corpora are {', '.join(known)}")
-
-
-def _is_text(file: Path) -> bool:
-    """Whether a file below a folder is one of its documents: *.txt, and neither it nor a folder above it hidden."""
-    return file.suffix.lower() == ".txt" and not any(part.startswith(".") for part in file.parts)
 
 
 def _find_split(name: str, split: str, root: Path | None) -> Source:
@@ -221,29 +223,56 @@ def _find_split(name: str, split: str, root: Path | None) -> Source:
     if corpus.package is not None:
         items = functools.partial(corpus.package, split)
         return Source(spec, items, stamp=(spec,), probe=lambda: next(items()))
-    home = os.environ.get("LOGPAST_DATA")
-    folder = root or (Path(home) if home else None)
-    patterns = corpus.splits[split]
+    home = root or os.environ.get("LOGPAST_DATA")
+    folder = Path(home) if home else None
+    patterns, on_hub = corpus.splits[split], corpus.items is not None and split in corpus.standard
+    wanted = " and ".join(f"{name}/{pattern}" for pattern in patterns)
+    if folder and not folder.is_dir():
+        setting, instead = "--root" if root else "LOGPAST_DATA", ", or leave it unset to download it" if on_hub else ""
+        problem = f"{spec} was not found: {setting} names {folder}, which is not a folder"
+        raise Unavailable(f"{problem}; set it to the one that holds {wanted}{instead}")
     files = [sorted((folder / name).glob(pattern)) for pattern in patterns] if folder else []
     traits: dict[str, Any] = {**corpus.traits, "sha256": corpus.sha256.get(split)}
     if split in corpus.belongs:
         traits["belongs"] = corpus.belongs[split]
     if files and all(files):
         return _local_source(spec, {file.stem: file for some in files for file in some}, **traits)
-    missing = (
-        f"{spec} was not found: put {' and '.join(f'{name}/{pattern}' for pattern in patterns)} into the folder that "
-        f"LOGPAST_DATA names ({folder or 'not set'})"
-    )
-    if corpus.items is None or split not in corpus.standard:
-        raise UserError(missing)
+    missing = f"{spec} was not found: put {wanted} into the folder that LOGPAST_DATA names ({folder or 'not set'})"
+    if not on_hub:
+        raise Unavailable(missing)
     return _hub_source(spec, corpus, split, missing, traits)
 
 
+def splits_overlap(one: str, other: str) -> bool:
+    """Whether two texts have documents in common by the definition of their splits: wiki22k:test is in wiki22k:train.
+
+    Args:
+        one: name of a text; those of several texts are joined by " + ", as in a token store of several sources.
+        other: the same. Other names than those of known corpora have nothing in common.
+    """
+    ours, theirs = (list(filter(None, map(_positions, names.split(" + ")))) for names in (one, other))
+    return any(a[0] == b[0] and a[1] & b[1] and not a[2].isdisjoint(b[2]) for a in ours for b in theirs)
+
+
+def _positions(spec: str) -> tuple[str, set[str], set[int]] | None:
+    """The corpus of a split, its files, and the positions of its documents among those of the files."""
+    name, _, split = spec.partition(":")
+    sliced = SLICE.fullmatch(split)
+    split = sliced[1] if sliced else split
+    if name not in CORPORA or split not in CORPORA[name].splits:
+        return None
+    belongs = CORPORA[name].belongs.get(split, lambda number: True)
+    documents = [position for position in range(MAX_POSITIONS) if belongs(position)]
+    if sliced:
+        documents = documents[int(sliced[2] or 0) : int(sliced[3] or MAX_POSITIONS) : int(sliced[4] or 1)]
+    return name, set(CORPORA[name].splits[split] or [split]), set(documents)
+
+
 def _local_source(name: str, files: dict[str, Path], **traits: Any) -> Source:
-    stats = {path: path.stat() for path in files.values()}
+    stats = {path: file_status(path) for path in files.values()}
     return Source(
         name,
-        items=lambda: (Item(title, str(path), _blocks(path)) for title, path in files.items()),
+        items=lambda: (Item(title, printable(path), _blocks(path)) for title, path in files.items()),
         size=sum(stat.st_size for stat in stats.values()),
         stamp=tuple((str(path.resolve()), stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()),
         **traits,
@@ -256,7 +285,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
             while block := file.read(BLOCK):
                 yield block
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        cannot_read(error, path)
 
 
 def _hub_source(spec: str, corpus: Corpus, split: str, missing: str, traits: dict[str, Any]) -> Source:
@@ -264,19 +293,16 @@ def _hub_source(spec: str, corpus: Corpus, split: str, missing: str, traits: dic
     assert corpus.items is not None
     to_items = corpus.items
 
-    def unreachable(error: Exception) -> UserError:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        return UserError(f"{missing}, or go online: it could not be downloaded from the Hugging Face hub ({reason})")
+    def unreachable(reason: object) -> UserError:
+        return Unavailable(f"{missing}, or go online: it could not be downloaded from the Hugging Face hub ({reason})")
 
     @functools.cache
     def dataset() -> Any:
         try:
-            import datasets
+            return hub.load(*corpus.hub, split=split, stream=corpus.stream)
         except ImportError:
-            raise UserError(f"{missing}, or `pip install 'logpast[data]'` to download it") from None
-        try:
-            return datasets.load_dataset(*corpus.hub, split=split, streaming=corpus.stream)
-        except Exception as error:  # the hub and the network may raise anything
+            raise Unavailable(f"{missing}, or `pip install 'logpast[data]'` to download it") from None
+        except hub.Unreachable as error:
             raise unreachable(error) from error
 
     def rows() -> Iterator[Row]:
@@ -285,8 +311,8 @@ def _hub_source(spec: str, corpus: Corpus, split: str, missing: str, traits: dic
             for batch in found.iter(batch_size=1 if corpus.stream else 1000):
                 for row in zip(*batch.values(), strict=True):
                     yield dict(zip(batch, row, strict=True))
-        except Exception as error:
-            raise unreachable(error) from error
+        except Exception as error:  # the hub and the network may raise anything
+            raise unreachable(hub.describe(error)) from error
 
     return Source(spec, lambda: to_items(spec, rows()), stamp=corpus.hub, probe=dataset, **traits)
 
@@ -295,9 +321,7 @@ def read(source: Source, checksum: Checksum) -> Iterator[Passage]:
     """The documents of a source, about a megabyte at a time. Everything read is added to the checksum."""
     position = number = -1  # of a document among those of the items, and among those of the split
     for title, location, blocks in source.items():
-        text = _decode(checksum.update(blocks), location)
-        if source.unix_line_ends:
-            text = _to_unix_line_ends(text)
+        text = decode(checksum.update(blocks), location)
         passage = None
         for passage in _articles(text, title) if source.articles else _document(text, title):
             position += passage.title is not None
@@ -316,30 +340,6 @@ def read(source: Source, checksum: Checksum) -> Iterator[Passage]:
             f"this is not the official {source.name} (SHA-256 {checksum.hash.hexdigest()[:8]}…, expected "
             f"{source.sha256[:8]}…): download it again, or give your own text by its path"
         )
-
-
-def _decode(blocks: Iterable[bytes], location: str) -> Iterator[str]:
-    decoder, offset = codecs.getincrementaldecoder("utf-8")(), 0
-    for block in chain(blocks, [b""]):
-        held = len(decoder.getstate()[0])  # bytes of a character that started in the previous block
-        try:
-            text = decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-            byte = offset - held + error.start
-            encoding = "utf-16" if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "latin1"
-            fix = f"convert it, for example with `iconv -f {encoding} -t utf-8`"
-            raise UserError(f"{location} is not UTF-8 at byte {byte}: {fix}") from None
-        offset += len(block)
-        if text:
-            yield text
-
-
-def _to_unix_line_ends(blocks: Iterable[str]) -> Iterator[str]:
-    held = ""  # a CR at the end of a block; its LF may start the next block
-    for block in chain(blocks, [""]):
-        text = held + block
-        held = "\r" if block and text.endswith("\r") else ""
-        yield text[: len(text) - len(held)].replace("\r\n", "\n")
 
 
 def _document(blocks: Iterable[str], name: str) -> Iterator[Passage]:

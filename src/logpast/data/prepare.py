@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import re
-import threading
 import time
+from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from logpast.data.corpora import CORPORA, Checksum, Passage, Source, find, read
+from logpast.data.corpora import CORPORA, Checksum, Passage, Source, Unavailable, find, read
 from logpast.data.store import (
     COLUMNS,
     FORMAT,
@@ -37,10 +37,12 @@ from logpast.data.store import (
     is_store,
     read_documents,
 )
+from logpast.data.text_files import describe, printable
 from logpast.data.tokenizers import Tokenizer, load_tokenizer, train_bpe
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_folder
 from logpast.util.progress import progress_bar
+from logpast.util.threads import in_thread
 from logpast.util.validation import validate_arguments
 from logpast.version import __version__
 
@@ -69,10 +71,11 @@ def prepare(
         logpast data prepare pg19:test --out data/pg19-test
 
     Args:
-        sources: text to prepare: files, folders (every *.txt below), globs, or splits of known corpora: wikitext103,
-            pg19 and kjv with :train, :validation or :test, and wiki22k:train. 'pg19:train[:50]' is its first 50
-            documents, 'pg19:train[::10]' every tenth. Several sources become one store, in the given order. The name
-            of a corpus alone means all splits that can be obtained, one store each: OUT/train, OUT/validation, …
+        sources: text to prepare, in UTF-8 (CR LF and CR become LF): files, folders (every *.txt below; what is left
+            out is listed), globs, or splits of known corpora: wikitext103, pg19 and kjv with :train, :validation or
+            :test, and wiki22k:train. 'pg19:train[:50]' is its first 50 documents, 'pg19:train[::10]' every tenth.
+            Several sources become one store, in the given order. The name of a corpus alone means all splits that
+            can be obtained, one store each: OUT/train, OUT/validation, …
         out: the folder to create. It must not exist, and it appears only when it is complete.
         tokenizer: gpt2; or bpe-SIZE, such as bpe-4096, to train one on this text (of a corpus, on its train split);
             or a tokenizer.json or another store, to use its tokenizer. A test text needs the tokenizer of the
@@ -90,6 +93,7 @@ def prepare(
     if os.path.lexists(out):
         raise UserError(f"{out} already exists: choose another --out, or delete it first")
     splits = _find_sources(sources, root)
+    _print_left_out(source for found in splits.values() for source in found)
     try:
         with atomic_folder(out) as folder:
             chosen = _load_or_train(tokenizer, splits)
@@ -100,6 +104,13 @@ def prepare(
     stores = [TokenStore.open(out / split) for split in splits]
     _print_counts(stores)
     return stores
+
+
+def _print_left_out(sources: Iterable[Source]) -> None:
+    for source in sources:
+        if source.left_out:
+            text = f"left out of {printable(source.name)}: {describe(source.left_out)}"
+            Console(stderr=True, emoji=False).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_counts(stores: list[TokenStore]) -> None:
@@ -130,15 +141,17 @@ def open_tokens(
     if inner := sorted(path.parent.name for path in Path(spec).glob("*/store.json")):
         raise UserError(f"{spec} holds several stores: name one, {' or '.join(str(Path(spec, i)) for i in inner)}")
     source = find(spec, root)
-    to_train = _name_to_train(tokenizer)
-    wanted = None if to_train else _as_tokenizer(tokenizer or "gpt2")
-    folder = _cache_folder(source, wanted.fingerprint if wanted else to_train, cache)
-    if not folder.exists():
-        try:
-            with atomic_folder(folder) as unfinished:
-                _write_store(unfinished, [source], wanted or _load_or_train(str(to_train), {"": [source]}))
-        except FileExistsError:
-            pass  # another process has just prepared the same text
+    wanted = _name_to_train(tokenizer) or _as_tokenizer(tokenizer or "gpt2")
+    folder, store = _find_cached(source, wanted, cache)
+    if store is not None:
+        return store
+    _print_left_out([source])
+    try:
+        with atomic_folder(folder) as unfinished:
+            trained = _load_or_train(wanted, {"": [source]}) if isinstance(wanted, str) else wanted
+            _write_store(unfinished, [source], trained)
+    except FileExistsError:
+        pass  # another process has just prepared the same text
     return TokenStore.open(folder)
 
 
@@ -164,18 +177,38 @@ def is_prepared(spec: str, tokenizer: str | None = None, cache: Path | None = No
         return True
     try:
         source = find(spec)
-        key = _name_to_train(tokenizer) or load_tokenizer(tokenizer or "gpt2").fingerprint
+        wanted = _name_to_train(tokenizer) or load_tokenizer(tokenizer or "gpt2")
     except UserError:
         return False
-    return _cache_folder(source, key, cache).exists()
+    return _find_cached(source, wanted, cache)[1] is not None
 
 
-def _cache_folder(source: Source, tokenizer: str | None, cache: Path | None) -> Path:
-    """Where the tokens of a text are cached. The tokenizer is a fingerprint, or the name of one trained on the text."""
-    key = json.dumps([VERSION, source.name, source.stamp, tokenizer])
+def _find_cached(source: Source, tokenizer: Tokenizer | str, cache: Path | None) -> tuple[Path, TokenStore | None]:
+    """The folder for the tokens of a text in the cache, and the store if it is there.
+
+    Args:
+        tokenizer: the tokenizer, or the name of one to be trained on the text.
+    """
+    key = [VERSION, source.name, source.stamp, tokenizer if isinstance(tokenizer, str) else tokenizer.fingerprint]
     label = re.sub(r"[^\w.-]+", "_", source.name).strip("_.")[-40:]
     home = cache or Path(os.environ.get("LOGPAST_CACHE") or Path.home() / ".cache" / "logpast")
-    return home / "tokens" / f"{label}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    for rule in ([], ["LF"]):  # a store of an early version, which kept other line ends, is not used
+        digest = hashlib.sha256(json.dumps(key + rule).encode()).hexdigest()
+        folder = home / "tokens" / f"{label}-{digest[:16]}"
+        store = TokenStore.open(folder) if folder.exists() else None
+        if store is None or not _is_raw(store, store.load_tokenizer() if isinstance(tokenizer, str) else tokenizer):
+            break
+    return folder, store
+
+
+def _is_raw(store: TokenStore, tokenizer: Tokenizer) -> bool:
+    """Whether a text has a CR, or a document of it a byte-order mark, which `text_files.decode` would have removed."""
+    has_cr = np.array([b"\r" in token for token in tokenizer.vocabulary])
+    pieces = range(0, len(store), 1 << 24)
+    starts = (store.tokens[start : start + len(BOM_UTF8)] for start in store.documents.start)
+    return any(has_cr[store.tokens[first : first + pieces.step]].any() for first in pieces) or any(
+        tokenizer.decode_bytes(ids).startswith(BOM_UTF8) for ids in starts
+    )
 
 
 def _name_to_train(tokenizer: str | Path | Tokenizer | None) -> str | None:
@@ -196,18 +229,21 @@ def _find_sources(specs: list[str], root: Path | None) -> dict[str, list[Source]
         return {"": [find(spec, root) for spec in specs]}
     if len(specs) > 1:
         raise UserError(f"{whole[0]} means all its splits and must be the only source: or write {whole[0]}:train")
-    found, missing = {}, []
+    found, missing = {}, dict[str, Unavailable]()
     for split in CORPORA[whole[0]].standard:
+        spec = f"{whole[0]}:{split}"
         try:
-            source = find(f"{whole[0]}:{split}", root)
+            source = find(spec, root)
             source.probe()
             found[split] = [source]
-        except UserError as error:
-            missing.append(error)
-    if not found:
-        raise missing[0]
-    for reason in missing:
-        Console(stderr=True, emoji=False).print(f"skipped: {reason}", style="yellow", markup=False, soft_wrap=True)
+        except Unavailable as error:
+            missing[spec] = error
+    if missing:
+        first, *others = missing
+        if not found:
+            raise missing[first]
+        text = f"skipped: {missing[first]}" + "".join(f"; the same for {spec}" for spec in others)
+        Console(stderr=True, emoji=False).print(text, style="yellow", markup=False, soft_wrap=True)
     return found
 
 
@@ -222,21 +258,7 @@ def _load_or_train(spec: str, splits: dict[str, list[Source]]) -> Tokenizer:
     console.print(f"training the tokenizer {spec}; hundreds of megabytes take minutes", highlight=False)
     with console.status(f"training {spec}"):
         texts = (piece.text for source in sources for piece in _pieces(read(source, Checksum()), PIECE))
-        return _interruptible(lambda: train_bpe(texts, int(bpe[1])))
-
-
-def _interruptible(work: Callable[[], Tokenizer]) -> Tokenizer:
-    """Run in another thread, so that Ctrl-C works while a library computes for minutes."""
-    done: Future[Tokenizer] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return done.result()
+        return in_thread(lambda: train_bpe(texts, int(bpe[1]))).result()  # or Ctrl-C would not work for minutes
 
 
 def _write_store(folder: Path, sources: list[Source], tokenizer: Tokenizer, workers: int | None = None) -> None:

@@ -8,7 +8,8 @@ A store is a folder:
     tokenizer.json   the tokenizer
 
 Words are counted with `str.split`. A document has one line per line end, and one more if its last line has no line
-end. Bytes are the UTF-8 bytes of the text as tokenized.
+end. Bytes are the UTF-8 bytes of the text as tokenized: without byte-order mark, with LF as line end. Stores of early
+versions, which kept other line ends, still open.
 """
 
 from __future__ import annotations

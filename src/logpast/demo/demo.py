@@ -79,13 +79,14 @@ def demo(
     parts = [part for part in (TEXT, TOPICS) if only in (None, part.name)]
     if out.exists():
         raise UserError(f"{out} exists already; delete it, or give another folder with --out")
+    options = [word for option in train_options or [] for word in shlex.split(option)]
+    if options:
+        _check_options(parts[0], options)
     results: dict[str, Any] = {"seed": seed}
     for part in parts:
         home = out / part.name
         facts = (prepare_chapters if part is TEXT else prepare_topics)(home)
-        seconds = train_side_by_side(
-            part, home, seed, [word for option in train_options or [] for word in shlex.split(option)]
-        )
+        seconds = train_side_by_side(part, home, seed, options)
         results[part.name] = facts | {"seconds": seconds} | compare(home, record)
     if TEXT in parts:
         results["text"]["sample"] = generate(
@@ -122,6 +123,22 @@ def prepare_topics(home: Path) -> dict[str, Any]:
     }
 
 
+def _train_command(part: Part, system: str, options: list[Any]) -> list[str]:
+    return [sys.executable, "-m", "logpast", "train", "--config", part.recipe, "--model", system, *map(str, options)]
+
+
+def _check_options(part: Part, options: list[str]) -> None:
+    """A UserError for options that `train` does not know, before anything is prepared."""
+    commands = [_train_command(part, system, [*options, "--print_config"]) for system in SYSTEMS.values()]
+    checks = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
+    ]
+    errors = [check.communicate()[1] for check in checks]
+    for check, error in zip(checks, errors, strict=True):
+        if check.returncode:
+            raise UserError(f"--train_options: {error.strip().splitlines()[-1].removeprefix('logpast: ')}")
+
+
 def _steps(options: list[str]) -> int | None:
     """The number of steps that options for `train` ask for, if they do: --steps=100 or --steps 100."""
     found = re.search(r"--steps[= ](\d+)", " ".join(options))
@@ -134,10 +151,9 @@ def train_side_by_side(part: Part, home: Path, seed: int, options: list[str]) ->
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     started, running = time.monotonic(), {}
     for name, system in SYSTEMS.items():
-        words = ["train", "--config", part.recipe, "--model", system, "--run", home / name, "--seed", seed]
-        words += ["--data.train", home / "data" / "train", "--data.validation", home / "data" / "validation", *options]
+        data = ["--data.train", home / "data" / "train", "--data.validation", home / "data" / "validation"]
+        command = _train_command(part, system, ["--run", home / name, "--seed", seed, *data, *options])
         with (home / f"{name}.log").open("w") as log:
-            command = [sys.executable, "-m", "logpast", *map(str, words)]
             running[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
         with progress_bar(f"training on {part.name}", 2 * steps) as progress:

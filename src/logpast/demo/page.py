@@ -8,6 +8,7 @@ from typing import Any
 
 from logpast.filters import FilterBank
 from logpast.reporting import palette
+from logpast.reporting.differences import in_words
 from logpast.reporting.html import data_uri, render_page
 from logpast.reporting.plots import remove_frame
 from logpast.training.log import read_log
@@ -32,7 +33,7 @@ def write_report(out: Path, results: dict[str, Any]) -> None:
         seed=results["seed"],
         text=results.get("text"),
         topics=topics,
-        exp=math.exp,
+        in_words=in_words,
         plots={name: data_uri(figure) for name, figure in plots.items()},
     )
     atomic_write(out / "report.html", page)

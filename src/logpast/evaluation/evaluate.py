@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -13,18 +14,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from logpast.data import TokenStore, open_tokens
+from logpast.data import TokenStore, is_store, open_tokens
 from logpast.data.batching import Streams
+from logpast.data.prepare import is_prepared
 from logpast.evaluation import metrics
-from logpast.evaluation.scoring import compute_metrics, per_document, score
+from logpast.evaluation.overlap import training_overlap, warn
+from logpast.evaluation.scoring import score
 from logpast.filters import paper_horizon
 from logpast.ledger import row as ledger
-from logpast.models import LanguageModel, LogMemoryConfig, TransformerConfig
+from logpast.models import LanguageModel, LogMemoryConfig, TransformerConfig, system_of
+from logpast.reporting.differences import in_words, too_few
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
 from logpast.util.environment import pick_device
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_write, ensure_all_writable
-from logpast.util.progress import progress_bar
+from logpast.util.progress import hidden_progress, progress_bar
 from logpast.util.serialization import to_json
 from logpast.util.validation import validate_arguments
 
@@ -46,13 +50,18 @@ def evaluate(
     device: str = "auto",
     precision: Precision = "float32",
     cache: Path | None = None,
+    stride: int | None = None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Score a trained model on a text: perplexity per token and per word, bits per byte, over every token.
+
+    A warning is printed, and recorded in the row, if the text is known to be part of the training text.
 
     Examples:
         logpast eval --checkpoint runs/mine --data unseen.txt
         logpast eval --checkpoint runs/mine --data wikitext103:test --json scores.json
         logpast eval --checkpoint runs/mine --against runs/control --data pg19:test --record results/mine.jsonl
+        logpast eval --checkpoint runs/mine --data unseen.txt --stride 64
 
     Args:
         checkpoint: a run folder (its best checkpoint is used) or one checkpoints/step-… folder.
@@ -63,37 +72,53 @@ def evaluate(
             all words, and also reports the metrics over all tokens.
         streams: corpus reads the text as one stream, as in the paper; document starts anew at every document. By
             default as the model was trained.
-        against: a second checkpoint, or losses saved with --save_nats, to compare with on the same text.
+        against: a second checkpoint, or losses saved with --save_nats, to compare with on the same text: whose loss is
+            lower, by how many nats per token, and by how much of the perplexity (in %).
         record: append the result as one row to this ledger (.jsonl).
         save_nats: write the loss of every token in nats to this .npy file. An existing file is replaced.
         device: auto, cpu, cuda or mps.
         precision: arithmetic of the model; losses are always summed in float64.
         cache: folder for tokenized texts; by default $LOGPAST_CACHE, else ~/.cache/logpast.
+        stride: score with overlapping windows that start this many tokens apart, so that each token is predicted from
+            at least window − stride tokens of its window (fewer at the start of a stream). Takes window / stride times
+            as long, and the loss is usually lower: compare it only with scores of the same stride. By default windows
+            do not overlap. Not for recurrent systems.
+        quiet: show no progress, only the result.
 
     Returns:
-        The metrics defined in logpast.evaluation.metrics, with intervals over documents.
+        The metrics defined in logpast.evaluation.metrics, with intervals over documents if there are at least 10.
     """
     _check_options(batch_size, save_nats, record, against, json)
     found = find_checkpoint(checkpoint)
-    store = open_tokens(data, found.load_tokenizer(), cache)
-    streams = streams or found.config.data.streams
-    on = device_for(device, precision)
-    span = _scored_span(found, store, accounting)
-    other = _find_other_losses(against, store) if against is not None else None
-    started = time.monotonic()
-    nats = _score_checkpoint(found, store, batch_size, streams, on, precision)
-    seconds = time.monotonic() - started
+    with hidden_progress(quiet):
+        store = open_tokens(data, found.load_tokenizer(), cache)
+        streams = streams or found.config.data.streams
+        on = device_for(device, precision)
+        span = _scored_span(found, store, accounting)
+        other = _find_other_losses(against, store) if against is not None else None
+        _check_stride(stride, found, other)
+        overlap = _training_overlap(found, store, cache)
+        if overlap:
+            warn(store, overlap, "the scores do not show how the model predicts other text")
+        how = partial(_score_checkpoint, store=store, batch_size=batch_size, streams=streams, device=on,
+                      precision=precision, stride=stride)  # fmt: skip
+        started = time.monotonic()
+        nats = how(found)
+        seconds = time.monotonic() - started
+        theirs = how(other) if isinstance(other, Checkpoint) else other
     result: dict[str, Any] = {"checkpoint": str(found.path), "data": store.name, "accounting": accounting}
-    result |= compute_metrics(nats, store, span)
+    result |= metrics.compute_metrics(nats, store, span)
     if accounting != "all":
-        result["all"] = compute_metrics(nats, store)
+        result["all"] = metrics.compute_metrics(nats, store)
     result |= {"streams": streams, "precision": precision, "device": str(on), "seconds": round(seconds, 3)}
-    if other is not None:
-        if isinstance(other, Checkpoint):
-            other = _score_checkpoint(other, store, batch_size, streams, on, precision)
-        ours, tokens = per_document(nats, store, span)
-        theirs, _ = per_document(other, store, span)
-        result["against"] = {"checkpoint": str(against)} | metrics.paired_difference(ours, theirs, tokens)
+    windows = [each.config.model.window for each in (found, other) if isinstance(each, Checkpoint)]
+    if stride is not None and stride < max(windows):
+        result["stride"] = stride
+    if overlap:
+        result["training_overlap"] = overlap
+    if theirs is not None:
+        (our_sums, tokens), (their_sums, _) = (metrics.per_document(each, store, span) for each in (nats, theirs))
+        result["against"] = {"checkpoint": str(against)} | metrics.paired_difference(our_sums, their_sums, tokens)
     try:
         if record is not None:  # before printing, which may fail with a broken pipe
             ledger.append(record, ledger.row(found, store, result))
@@ -117,21 +142,25 @@ def _print_and_write(result: dict[str, Any], json: str | None) -> None:
 def result_text(result: dict[str, Any]) -> str:
     """The text that `eval` prints, from the result of `evaluate`."""
     lines = []
+    windows = f" in overlapping windows (stride {result['stride']}, not the default)" if "stride" in result else ""
     for part in (result, result.get("all")):
         if part is None:
             continue
-        lines.append(f"{result['data']}: {part['tokens']:,} tokens scored, {part['unscored']:,} left out")
+        lines.append(f"{result['data']}: {part['tokens']:,} tokens scored{windows}, {part['unscored']:,} left out")
+        intervals = part["interval"] or {}
         for name in ("ppl_token", "ppl_word", "ppl_word_eos", "bits_per_byte"):
             line = f"  {name:14} {_format(part[name]):>10}"
-            if bounds := part.get("interval", {}).get(name):
+            if bounds := intervals.get(name):
                 low, high = map(_format, bounds)
                 line += f" [{low}, {high}] ({100 * metrics.LEVEL:g} %, over documents)"
             lines.append(line)
+        if not intervals:
+            lines.append(f"  {too_few(part['documents'])}")
     if other := result.get("against"):
-        line = f"  against {other['checkpoint']}: {other['nats_per_token']:+.4f} nats per token"
-        if "interval" in other:
-            line += " [{:+.4f}, {:+.4f}]".format(*other["interval"])
-        lines.append(f"{line}, better on {other['documents_better']} of {other['documents']} documents")
+        difference = in_words(other["nats_per_token"], other["interval"])
+        better = f"lower on {other['documents_better']} of {other['documents']} documents"
+        few = "" if other["interval"] else ", too few for an interval"
+        lines.append(f"  against {other['checkpoint']}: loss {difference}; {better}{few}")
     return "\n".join(lines)
 
 
@@ -166,6 +195,37 @@ def _scored_span(checkpoint: Checkpoint, store: TokenStore, accounting: Accounti
     return metrics.paper_span(len(store), model.window, last_peak)
 
 
+def _check_stride(stride: int | None, *checkpoints: Checkpoint | NDArray[np.float64] | None) -> None:
+    for checkpoint in checkpoints:
+        if stride is None or not isinstance(checkpoint, Checkpoint):
+            continue
+        model = checkpoint.config.model
+        if not isinstance(model, TransformerConfig):
+            raise UserError(
+                f"--stride does not apply to {checkpoint.path}: {system_of(model)} is recurrent, it reads each token "
+                "once and its state replaces the overlap; leave out --stride"
+            )
+        if not 1 <= stride <= model.window:
+            raise UserError(f"--stride must be from 1 to the window of {checkpoint.path}, {model.window}, got {stride}")
+
+
+def _training_overlap(checkpoint: Checkpoint, store: TokenStore, cache: Path | None) -> str | None:
+    try:
+        train = open_training_text(checkpoint, cache)
+    except UserError:  # a damaged training text must not prevent scoring
+        train = None
+    return training_overlap(store, checkpoint.state["data"], train)
+
+
+def open_training_text(checkpoint: Checkpoint, cache: Path | None) -> TokenStore | None:
+    """The text that a model was trained on, if its tokens are there: nothing is tokenized or downloaded."""
+    data = checkpoint.config.data
+    if not is_prepared(data.train, data.tokenizer, cache):
+        return None
+    train = open_tokens(data.train, None if is_store(data.train) else data.tokenizer, cache)
+    return train if train.sha256 == checkpoint.state["data"]["sha256"] else None  # the name may mean another text now
+
+
 def _score_checkpoint(
     checkpoint: Checkpoint,
     store: TokenStore,
@@ -173,12 +233,14 @@ def _score_checkpoint(
     streams: Streams,
     device: torch.device,
     precision: str,
+    stride: int | None,
 ) -> NDArray[np.float64]:
     model = load(checkpoint, device, precision)
     with arithmetic(device, precision), progress_bar("scoring", len(store)) as progress:
-        recall = model.config.recall_form
-        sizes = model.window, model.history, batch_size
-        nats = score(model, store, *sizes, streams, device, progress=progress.update, recall=recall)
+        nats = score(
+            model, store, model.window, model.history, batch_size, streams, device, progress=progress.update,
+            stride=stride, recall=model.config.recall_form,
+        )  # fmt: skip
     if np.isnan(nats).any():
         raise UserError(f"the loss of {checkpoint.path} is NaN: its training diverged; use an earlier checkpoint")
     return nats

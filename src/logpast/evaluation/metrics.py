@@ -8,7 +8,7 @@ Of one model on a text (`summary`):
     tokens            number of scored tokens
     words             words of the text, separated by white space (Python's str.split)
     words_eos         words + lines: Transformer-XL's published numbers count one end-of-line token per line
-    bytes             UTF-8 bytes of the text as tokenized
+    bytes             UTF-8 bytes of the text as tokenized, with LF as line end
     ppl_token         e^(nats / tokens)           perplexity; comparable between models with the same tokenizer and text
     ppl_word          e^(nats / words)            comparable between tokenizers
     ppl_word_eos      e^(nats / words_eos)
@@ -17,14 +17,14 @@ Of one model on a text (`summary`):
 
 Of two models on the same text (`paired_difference`), ours compared with theirs:
 
-    nats_per_token    (our nats − their nats) / tokens; negative if ours is better
+    nats_per_token    (our nats − their nats) / tokens; negative: our loss is lower
     ppl_ratio         e^nats_per_token = our ppl_token / their ppl_token
     documents         number of documents with scored tokens
     documents_better  number of documents on which our loss is lower
 
 **Intervals** are bootstrap percentile intervals over documents. Each of SAMPLES samples draws documents with
 replacement, as many as the text has, and computes the metric from their summed nats and counts. The interval holds the
-middle LEVEL of these values.
+middle LEVEL of these values. With fewer than MIN_DOCUMENTS documents it is None; of two it would be their range.
 
 **Accounting `paper`.** In the paper's tables the ratio ln(ppl_word) / ln(ppl_token) should be constant per corpus, but
 it differs from row to row. The differences fit a loss that is summed without the first τ tokens and the last partial
@@ -40,13 +40,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from logpast.data.store import Counts
+from logpast.data.store import Counts, TokenStore
 from logpast.util.errors import UserError
 
 Array = NDArray[np.float64]
 
 SAMPLES = 2000  # bootstrap samples
 LEVEL = 0.95  # confidence level of all intervals
+MIN_DOCUMENTS = 10  # with fewer there is no interval
+MAX_DOCUMENTS = 2000  # texts with more documents have no loss per document in their metrics
 
 
 def perplexity(nats: float, units: float) -> float:
@@ -106,13 +108,15 @@ def _interval(values: Array) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def bootstrap(nats: Array, units: dict[str, NDArray[np.int64]]) -> dict[str, tuple[float, float]]:
-    """The interval of nats per unit, for each kind of unit.
+def bootstrap(nats: Array, units: dict[str, NDArray[np.int64]]) -> dict[str, tuple[float, float]] | None:
+    """The interval of nats per unit, for each kind of unit; None with fewer than MIN_DOCUMENTS documents.
 
     Args:
         nats: (documents,) the summed loss of each document.
         units: name -> (documents,) number of units in each document.
     """
+    if len(nats) < MIN_DOCUMENTS:
+        return None
     total, *counts = _resampled_sums(np.column_stack([nats, *units.values()])).T
     return {name: _interval(total / np.maximum(count, 1e-9)) for name, count in zip(units, counts, strict=True)}
 
@@ -133,7 +137,7 @@ def by_kind(
 
     Returns:
         Three lists with one entry per kind: `tokens`, `nats` (the mean; NaN without tokens) and `interval` (None if
-        fewer than two groups have the kind).
+        fewer than MIN_DOCUMENTS groups have the kind).
     """
     cells, size = groups * number + kinds, (int(groups.max()) + 1) * number
     sums, counts = (np.bincount(cells, each, size).reshape(-1, number) for each in (values, np.ones(len(values))))
@@ -143,7 +147,7 @@ def by_kind(
     intervals: list[list[float] | None] = []
     for kind in range(number):
         drawn_with = count[:, kind] > 0  # samples may miss all groups with a rare kind
-        enough = (counts[:, kind] > 0).sum() > 1
+        enough = (counts[:, kind] > 0).sum() >= MIN_DOCUMENTS
         ratios = total[drawn_with, kind] / count[drawn_with, kind]
         intervals.append(list(_interval(ratios)) if enough else None)
     with np.errstate(invalid="ignore"):
@@ -152,7 +156,7 @@ def by_kind(
 
 
 def paired_difference(ours: Array, theirs: Array, tokens: NDArray[np.int64]) -> dict[str, Any]:
-    """Our loss minus theirs on the same documents, with a bootstrap interval if there are several.
+    """Our loss minus theirs on the same documents, with a bootstrap interval, or None if there are too few.
 
     Each sample uses the same documents for both models, so what makes a document hard for both cancels.
 
@@ -164,13 +168,42 @@ def paired_difference(ours: Array, theirs: Array, tokens: NDArray[np.int64]) -> 
     scored = tokens > 0  # accounting `paper` may leave whole documents out
     difference, tokens = (ours - theirs)[scored], tokens[scored]
     mean = float(difference.sum() / tokens.sum())
-    result: dict[str, Any] = {
+    intervals = bootstrap(difference, {"token": tokens})
+    return {
         "nats_per_token": mean,
         "ppl_ratio": perplexity(mean, 1),
         "documents_better": int((difference < 0).sum()),
         "documents": len(tokens),
+        "interval": list(intervals["token"]) if intervals else None,
+        "level": LEVEL,
     }
-    if len(tokens) > 1:
-        result["interval"] = list(bootstrap(difference, {"token": tokens})["token"])
-        result["level"] = LEVEL
+
+
+def compute_metrics(nats: Array, store: TokenStore, span: slice = slice(None)) -> dict[str, Any]:
+    """All metrics of `summary` for the tokens in `span`, the number of documents, and the intervals over them.
+
+    `interval` has the bounds of the perplexities and of bits_per_byte; it is None if there are too few documents. Texts
+    of 2 to MAX_DOCUMENTS documents also have `by_document`: the summed loss and the number of tokens of each document,
+    with which other models can be compared later.
+    """
+    chosen, documents = nats[span], store.documents
+    summed, tokens = per_document(nats, store, span)
+    words_eos = documents.words + documents.lines
+    units = {"token": tokens, "word": documents.words, "word_eos": words_eos, "byte": documents.bytes}
+    result = summary(math.fsum(chosen), len(chosen), store.counts)
+    result |= {"documents": len(documents), "interval": None}
+    if intervals := bootstrap(summed, units):
+        in_bits = [bound / math.log(2) for bound in intervals.pop("byte")]
+        in_ppl = {f"ppl_{unit}": [perplexity(bound, 1) for bound in both] for unit, both in intervals.items()}
+        result["interval"] = in_ppl | {"bits_per_byte": in_bits}
+    if 1 < len(documents) <= MAX_DOCUMENTS:
+        result["by_document"] = {"nats": [round(float(n), 3) for n in summed], "tokens": tokens.tolist()}
     return result
+
+
+def per_document(nats: Array, store: TokenStore, span: slice = slice(None)) -> tuple[Array, NDArray[np.int64]]:
+    """For each document, the summed loss and the number of its tokens that lie in the span."""
+    start, stop, _ = span.indices(len(store))
+    first = np.clip(store.documents.start, start, stop)
+    last = np.clip(store.documents.start + store.documents.tokens, start, stop)
+    return np.array([nats[a:b].sum() for a, b in zip(first, last, strict=True)]), last - first

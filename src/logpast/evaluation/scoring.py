@@ -1,8 +1,7 @@
-"""Scoring: the loss of every token of a text under a model, each token once, and the metrics computed from it."""
+"""Scoring: the loss of every token of a text under a model, each token once."""
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,13 +15,10 @@ from torch import Tensor
 
 from logpast.data.batching import Batch, Segments, Streams, Windows
 from logpast.data.store import TokenStore
-from logpast.evaluation import metrics
 from logpast.kernels.cuda_graphs import Replay
 from logpast.models import State
 from logpast.recall import RecallForm
 from logpast.util.precision import accumulation_dtype
-
-MAX_DOCUMENTS = 2000  # texts with more documents have no loss per document in their metrics
 
 Indices = NDArray[np.int64]
 
@@ -149,36 +145,3 @@ def _stream_groups(windows: Windows, count: int, batch_size: int) -> Iterator[li
     for first in range(0, len(order), batch_size):
         group = order[first : first + batch_size]
         yield [windows.first[group[lengths[group] > i]] + i for i in range(int(lengths[group[0]]))]
-
-
-def compute_metrics(nats: NDArray[np.float64], store: TokenStore, span: slice = slice(None)) -> dict[str, Any]:
-    """All metrics of `metrics.summary` for the tokens in `span`, and the number of documents.
-
-    If there are several documents, also `interval` (bounds of the perplexities and of bits_per_byte) and, for texts of
-    up to MAX_DOCUMENTS documents, `by_document`: the summed loss and the number of tokens of each document, with which
-    other models can be compared later.
-    """
-    chosen, documents = nats[span], store.documents
-    result = metrics.summary(math.fsum(chosen), len(chosen), store.counts)
-    result["documents"] = len(documents)
-    if len(documents) > 1:
-        summed, tokens = per_document(nats, store, span)
-        words_eos = documents.words + documents.lines
-        units = {"token": tokens, "word": documents.words, "word_eos": words_eos, "byte": documents.bytes}
-        intervals = metrics.bootstrap(summed, units)
-        in_bits = [bound / math.log(2) for bound in intervals.pop("byte")]
-        in_ppl = {f"ppl_{unit}": [metrics.perplexity(bound, 1) for bound in both] for unit, both in intervals.items()}
-        result["interval"] = in_ppl | {"bits_per_byte": in_bits}
-        if len(documents) <= MAX_DOCUMENTS:
-            result["by_document"] = {"nats": [round(float(n), 3) for n in summed], "tokens": tokens.tolist()}
-    return result
-
-
-def per_document(
-    nats: NDArray[np.float64], store: TokenStore, span: slice = slice(None)
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """For each document, the summed loss and the number of its tokens that lie in the span."""
-    start, stop, _ = span.indices(len(store))
-    first = np.clip(store.documents.start, start, stop)
-    last = np.clip(store.documents.start + store.documents.tokens, start, stop)
-    return np.array([nats[a:b].sum() for a, b in zip(first, last, strict=True)]), last - first

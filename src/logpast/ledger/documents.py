@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from logpast.evaluation.metrics import paired_difference, perplexity
+from logpast.evaluation.metrics import MIN_DOCUMENTS, paired_difference, perplexity
 from logpast.evaluation.vocabulary import UNSEEN
 from logpast.util.errors import UserError
 
@@ -22,12 +22,19 @@ class Documents(NamedTuple):
 
     tokens: NDArray[np.int64]
     in_vocabulary: NDArray[np.bool_]
-    """which are in-vocabulary (see evaluation.vocabulary); none where the rows do not say"""
+    """which are in-vocabulary (see evaluation.vocabulary), for the training text of the rows"""
+    counted: bool = True
+    """whether the rows say which are in-vocabulary; if not, none is"""
 
     @property
     def has_both_kinds(self) -> bool:
         """Whether to report in-vocabulary documents on their own: at least two of them, and some others."""
         return bool(1 < self.in_vocabulary.sum() < len(self.tokens))
+
+    @property
+    def too_few(self) -> bool:
+        """Whether they are too few for an interval; rows of earlier versions may have one."""
+        return 0 < len(self.tokens) < MIN_DOCUMENTS
 
 
 class Estimate(NamedTuple):
@@ -35,7 +42,7 @@ class Estimate(NamedTuple):
 
     seeds: list[float]
     interval: tuple[float, float] | None = None
-    """95 % over documents"""
+    """95 % over documents; None if there are too few"""
     note: str = ""
     """which seeds, if some are missing"""
 
@@ -89,7 +96,9 @@ def documents(*systems: Seeds) -> Documents:
     known = [scores["by_document"] for seeds in systems for scores in seeds.values() if "by_document" in scores]
     tokens = np.array(known[0]["tokens"] if known else [], dtype=np.int64)
     unseen = next((np.array(each["unseen"]) for each in known if "unseen" in each), None)
-    return Documents(tokens, np.zeros_like(tokens, bool) if unseen is None else unseen <= UNSEEN * tokens)
+    if unseen is None:
+        return Documents(tokens, np.zeros_like(tokens, bool), counted=False)
+    return Documents(tokens, unseen <= UNSEEN * tokens)
 
 
 def in_vocabulary_perplexity(seeds: Seeds, of: Documents) -> dict[int, float]:
@@ -101,7 +110,7 @@ def in_vocabulary_perplexity(seeds: Seeds, of: Documents) -> dict[int, float]:
 
 
 def estimate_difference(ours: Seeds, theirs: Seeds, of: Documents, in_vocabulary: bool = False) -> Estimate | None:
-    """Ours − theirs in nats per token over the seeds that both have; None if there are none.
+    """Ours − theirs in nats per token over the seeds that both have, negative: our loss is lower; None without seeds.
 
     The interval is over documents: it describes these runs on other texts of this kind, not other seeds.
     """
@@ -113,7 +122,7 @@ def estimate_difference(ours: Seeds, theirs: Seeds, of: Documents, in_vocabulary
     one, other = (np.array([nats[seed][chosen] for seed in seeds]) for nats in both)
     per_seed = (one - other).sum(axis=1) / of.tokens[chosen].sum()
     found = paired_difference(one.mean(axis=0), other.mean(axis=0), of.tokens[chosen])
-    interval = (found["interval"][0], found["interval"][1]) if "interval" in found else None
+    interval = tuple(found["interval"]) if found["interval"] else None
     return Estimate(per_seed.tolist(), interval, name_seeds(seeds, ours))
 
 

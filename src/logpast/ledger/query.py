@@ -1,12 +1,14 @@
-"""Rows of a results folder, with their values by name, and a filter for them.
+"""Rows of results, with their values by name, and a filter for them.
 
-results/*.jsonl hold one row per scored run (`ledger.row`); results/*.json hold one table each, of a benchmark. A value
-is named by its path in the row, with dots: recipe.model.kernel, scores.documents. The prefixes recipe. and scores. may
-be left out, and COLUMNS gives short names to the most useful ones.
+results/*.jsonl hold one row per scored run (`ledger.row`); results/*.json hold one table each, of a benchmark. Sweeps
+and comparisons write the rows of their runs into their own folders. A value is named by its path in the row, with dots:
+recipe.model.kernel, scores.documents. The prefixes recipe. and scores. may be left out, and COLUMNS gives short names
+to the most useful ones.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 from difflib import get_close_matches
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from logpast.ledger import row as ledger
-from logpast.ledger.row import is_run
+from logpast.ledger.row import RESULTS, is_run
 from logpast.util.errors import UserError
 from logpast.util.serialization import flatten
 
@@ -27,6 +29,9 @@ COLUMNS = {
 }  # fmt: skip
 ORDER = ("corpus", "system", "L", "k", "seed")
 DIGITS = {"ppl_token": 2, "ppl_word": 1, "bits_per_byte": 4}  # decimals of the scores
+OUTPUTS = ("ledger.jsonl", "rows.jsonl")  # of a sweep and of a comparison, in its folder
+LEVELS = ("", "*/", "*/*/")  # below the current folder, where OUTPUTS are looked for
+NOTHING_FOUND = f"there are no rows in {RESULTS}, and no sweep or comparison below this folder"
 MAX_VALUES = 6  # listed in an error message
 MAX_LENGTH = 40  # characters of one of them
 _ABSENT = object()  # unlike null, which a row may hold
@@ -46,17 +51,39 @@ class Entry(NamedTuple):
         return next((self.values[n] for n in (name, f"recipe.{name}", f"scores.{name}") if n in self.values), default)
 
 
-def read(folder: Path, option: str = "--folder") -> list[Entry]:
-    """All rows of a results folder, scored runs first, each file in ORDER. `option` names the folder in errors."""
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder} here; run this in the checkout, or give {option}")
+def find_files(folder: Path | None = None, option: str = "--folder") -> dict[Path, str]:
+    """The files to read rows from, each with its name in the column `file`.
+
+    Args:
+        folder: all its .jsonl and .json files. Without it, those of results/, if there is such a folder here, and the
+            rows of all sweeps and comparisons up to two levels below the current folder.
+        option: names the folder in errors.
+    """
+    if folder is not None:
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {folder} here; run this in the checkout, or give {option}")
+        return {path: path.stem for suffix in ("jsonl", "json") for path in sorted(folder.glob(f"*.{suffix}"))}
+    found = find_files(RESULTS) if RESULTS.is_dir() else {}
+    outputs = sorted(Path(path) for level in LEVELS for name in OUTPUTS for path in glob.glob(level + name))
+    return {path: str(path.parent) if path.parent.name else path.stem for path in outputs if _has_runs(path)} | found
+
+
+def _has_runs(path: Path) -> bool:
+    """Whether a file starts with the row of a run: other programs may write files of the same name."""
+    with path.open("rb") as file:
+        return b'"recipe"' in file.readline(1 << 16)
+
+
+def read(files: dict[Path, str]) -> list[Entry]:
+    """All rows of files from `find_files`, scored runs first, each file in ORDER."""
     runs, others = list[Entry](), list[Entry]()
-    for file in sorted(folder.glob("*.jsonl")):
+    for file, name in files.items():
+        if file.suffix == ".json":
+            others += _benchmark(file)
+            continue
         for number, row in ledger.read_lines(file):
-            entry = _entry(file, "" if is_run(row) else file.name, row, f"{file}, line {number} is damaged")
+            entry = _entry(name, "" if is_run(row) else file.name, row, f"{file}, line {number} is damaged")
             (runs if is_run(row) else others).append(entry)
-    for file in sorted(folder.glob("*.json")):
-        others += _benchmark(file)
     runs.sort(key=lambda entry: [str(entry.file), *(_sort_key(entry.get(c)) for c in ORDER)])
     return runs + others
 
@@ -72,7 +99,7 @@ def _benchmark(file: Path) -> list[Entry]:
     parts += [str(about["hardware"]["name"])] if "hardware" in about else []
     parts += [f"revision {str(about['revision'])[:7]}"] if "revision" in about else []
     title = f"{file.name}: {', '.join(parts)}"
-    return [_entry(file, title, row, problem) for row in table.get("rows", [about])]
+    return [_entry(file.stem, title, row, problem) for row in table.get("rows", [about])]
 
 
 def _validate_benchmark(table: Any) -> None:
@@ -85,14 +112,14 @@ def _validate_benchmark(table: Any) -> None:
         raise TypeError("rows should be a list of {…}")
 
 
-def _entry(file: Path, title: str, row: dict[str, Any], problem: str) -> Entry:
+def _entry(file: str, title: str, row: dict[str, Any], problem: str) -> Entry:
     with ledger.reading(problem):  # flatten refuses a value that is given both as a.b and as a: {b}
-        values = {"file": file.stem} | flatten(row)
+        values = {"file": file} | flatten(row)
     if is_run(row):
         revision = str(row["trained_at_revision"])
         values |= {"corpus": corpus(row), "revision": revision[:7] + ("+changes" if "+" in revision else "")}
         values |= {name: values[path] for name, path in COLUMNS.items() if path in values}
-    return Entry(file.stem, title, row, values)
+    return Entry(file, title, row, values)
 
 
 def corpus(row: dict[str, Any]) -> str:

@@ -1,10 +1,11 @@
-"""`logpast results`: rows of results/, filtered, printed, exported or plotted."""
+"""`logpast results`: measured rows, filtered, printed, exported or plotted."""
 
 from __future__ import annotations
 
 import json as json_library
 import statistics
 import sys
+from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 from logpast.ledger.query import (
     COLUMNS,
     DIGITS,
+    NOTHING_FOUND,
     Entry,
     as_condition_value,
     check_name,
+    find_files,
     is_number,
     is_run,
     parse_condition,
@@ -30,14 +33,21 @@ from logpast.util.validation import validate_arguments
 
 LINES = ("system", "k", "corpus", "window", "file")  # rows that agree in these are one line of a plot
 TEXTS = ("train_data.sha256", "test_data.sha256")  # two texts may have the same name
-SCORING = ("scores.accounting", "scores.streams", "scores.precision")  # how a model is scored changes its scores
+#: how a model is scored changes its scores
+SCORING = ("scores.accounting", "scores.streams", "scores.precision", "scores.stride")
+#: scores that are not what they seem -> what to say of their rows
+CAVEATS = {
+    "scores.training_overlap": "scored on text that the model was trained on",
+    "scores.stride": "scored in overlapping windows",
+}
 WIDEST = 34  # characters of a cell
+MAX_FILES = 8  # named below the table
 
 
 @validate_arguments
 def results(
     where: list[str] | None = None,
-    folder: Path = RESULTS,
+    folder: Path | None = None,
     json: str | None = None,
     csv: str | None = None,
     plot: Path | None = None,
@@ -45,11 +55,14 @@ def results(
     y: str | None = None,
     by: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Print the rows of results/, scored runs and benchmarks: all of them, or those that match.
+    """Print measured rows, scored runs and benchmarks: all of them, or those that match.
+
+    They are found in results/ and in the folders of sweeps and comparisons, up to two levels below the current folder.
 
     Examples:
         logpast results
         logpast results system=log_memory seed=0
+        logpast results file=runs/sweep-toy                # the rows of one sweep
         logpast results file=demo-text recipe.batch_size=64 --csv demo.csv
         logpast results corpus="*wikitext103" --plot length.png --x L --y ppl_word
         logpast results file=train_gpu case="full*" --plot speed.png --x sees --y loss_tokens_per_s
@@ -58,7 +71,7 @@ def results(
         where: conditions NAME=VALUE; only rows that meet all of them. NAME is a column or a path in a row, such as
             recipe.model.kernel. In VALUE, * matches anything: k=* selects rows that have a k. Write true, false and
             null as in JSON.
-        folder: folder of the rows.
+        folder: read the .jsonl and .json files of this folder only.
         json: write the complete rows as JSON to this file, or to standard output for "-". Replaces an existing file.
         csv: write the printed columns as comma-separated values, at full precision, to this file, or "-". Replaces an
             existing file.
@@ -75,11 +88,14 @@ def results(
         check_plot_path(plot)
     elif x or y or by:
         raise UserError("--x, --y and --by need --plot FILE")
-    _check_targets({"--json": json, "--csv": csv, "--plot": plot}, folder)
     conditions = [_condition(word) for word in where or []]
-    entries = read(folder)
+    files = find_files(folder)
+    _check_targets({"--json": json, "--csv": csv, "--plot": plot}, folder, files)
+    entries = read(files)
     if not entries:
-        raise UserError(f"{folder} has no rows; `logpast eval … --record {folder}/NAME.jsonl` writes one")
+        problem = NOTHING_FOUND if folder is None else f"{folder} has no rows"
+        record = f"`logpast eval … --record {folder or RESULTS}/NAME.jsonl`"
+        raise UserError(f"{problem}; give another --folder, or write a row with {record}")
     entries = select(entries, conditions)
     if plot is not None:
         _draw(entries, plot, x or "L", y or "ppl_token", [name.strip() for name in by.split(",")] if by else None)
@@ -93,7 +109,16 @@ def results(
         _output(csv, as_csv(Table(heads, cells)))
     if "-" not in (json, csv):
         print("\n\n".join(as_text(table) for table in tables(entries)))
+    if folder is None:
+        print(f"rows from {_describe(files)}", file=sys.stderr)
     return rows
+
+
+def _describe(files: Collection[Path]) -> str:
+    """The files that were read: results/ as one, the first few others by name."""
+    others = [str(file) for file in files if file.parent != RESULTS]
+    names = [f"{RESULTS}/"] * (len(others) < len(files)) + others
+    return ", ".join(names[:MAX_FILES]) + (f" and {len(names) - MAX_FILES} more" if len(names) > MAX_FILES else "")
 
 
 def _condition(word: str) -> tuple[str, str]:
@@ -103,13 +128,15 @@ def _condition(word: str) -> tuple[str, str]:
     return parse_condition(word)
 
 
-def _check_targets(targets: dict[str, Path | str | None], folder: Path) -> None:
+def _check_targets(targets: dict[str, Path | str | None], folder: Path | None, files: Collection[Path]) -> None:
     """Outputs must not overwrite the rows read, files of the results folder, or each other."""
     ensure_all_writable(targets)
     for target in targets.values():
         if target not in (None, "-"):
-            protect_ledger(folder, Path(target))
+            protect_ledger(folder or RESULTS, Path(target))
             protect_ledger(RESULTS, Path(target))
+            if Path(target).resolve() in [file.resolve() for file in files]:
+                raise UserError(f"{target} holds rows that are read here; write to another file")
 
 
 def tables(entries: list[Entry]) -> list[Table]:
@@ -123,8 +150,14 @@ def tables(entries: list[Entry]) -> list[Table]:
         rows = [[_text(name, entry.values.get(name)) for name in heads] for entry in group]
         if title:  # which names the file
             heads, rows = heads[1:], [row[1:] for row in rows]
-        found.append(Table(heads, rows, title))
+        found.append(Table(heads, rows, title, _notes(group)))
     return found
+
+
+def _notes(entries: list[Entry]) -> list[str]:
+    """Which rows must not be compared with the others as they are."""
+    runs = {name: [e.get("run", "?") for e in entries if e.get(name) is not None] for name in CAVEATS}
+    return [f"{CAVEATS[name]} ({name}): {', '.join(each)}" for name, each in runs.items() if each]
 
 
 def _names(entries: list[Entry]) -> list[str]:
@@ -211,4 +244,4 @@ def _label(names: list[str], entry: Entry) -> str:
     texts = {name: _text(name, value) if is_number(value) else str(value) for name, value in values.items()}
     texts |= {name: texts[name][:7] for name in TEXTS if name in texts}
     clear = ("system", "corpus", "file")
-    return ", ".join(text if name in clear else f"{name} = {text}" for name, text in texts.items())
+    return ", ".join(text if name in clear else f"{name} = {text}" for name, text in texts.items()) or "others"

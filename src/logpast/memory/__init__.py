@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,8 +17,11 @@ from logpast.util.precision import accumulation_dtype, full_precision, in_autoca
 
 Lengths = Tensor | Sequence[int]  # pass a tensor to a compiled module: it is recompiled for each new list
 Path = Literal["auto", "naive", "bag", "support", "fused"]
+PATHS: dict[str, Any] = {"naive": naive, "bag": bag, "support": support}
 if HAS_TRITON:
     from logpast.memory import fused
+
+    PATHS["fused"] = fused
 
 __all__ = ["LogMemory"]
 
@@ -29,8 +33,9 @@ class LogMemory(nn.Module):
         slots = memory(embeddings)                     # (B, T, 768) -> (B, 53, 768)
         slots = memory.from_ids(ids, table.weight)     # (B, T) -> the same, without a (B, T, 768) tensor
 
-    The oldest slot is first. The bank is rebuilt in full precision whenever the module is moved or cast. It is not in
-    the state_dict, which holds only the LayerNorm's gain and bias.
+    The oldest slot is first. The only parameters are the LayerNorm's gain and bias. The filters are computed from the
+    bank, in full precision, when a device first needs them. They are neither parameters nor buffers, so nothing that
+    casts, copies or loads the module can change them.
 
     Args:
         dim: width of the embeddings.
@@ -40,12 +45,6 @@ class LogMemory(nn.Module):
             else `bag`. `naive` is the definition.
         eps: the LayerNorm's epsilon.
     """
-
-    filters: Tensor
-    kept: Tensor
-    first: Tensor
-    weights: Tensor
-    unit: Tensor
 
     def __init__(self, dim: int, bank: FilterBank, norm: bool = True, path: Path = "auto", eps: float = 1e-5) -> None:
         super().__init__()
@@ -58,15 +57,14 @@ class LogMemory(nn.Module):
         self.bank = bank
         self.path = path
         self.norm = nn.LayerNorm(dim, eps=eps) if norm else nn.Identity()
-        self.register_buffer("filters", torch.empty(0, dtype=torch.get_default_dtype()), persistent=False)
-        for name in ("kept", "first", "weights", "unit"):
-            self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
-        self._build_filters()
-        too_small = bank.peaks[bank.weights.max(axis=1) < torch.finfo(self.filters.dtype).tiny]
+        self._layouts: dict[tuple[str, torch.device, torch.dtype], Any] = {}
+        self._name = repr(bank)
+        dtype = accumulation_dtype(torch.get_default_dtype())
+        too_small = bank.peaks[bank.weights.max(axis=1) < torch.finfo(dtype).tiny]
         if too_small.size:
             raise ValueError(
                 f"the filter with its peak at {too_small[0]:.4g} (sharpness={bank.sharpness:g}) has no weight that "
-                f"{self.filters.dtype} can hold; use normalize='area' or a smaller sharpness"
+                f"{dtype} can hold; use normalize='area' or a smaller sharpness"
             )
 
     def forward(self, embeddings: Tensor, lengths: Lengths | None = None) -> Tensor:
@@ -79,10 +77,8 @@ class LogMemory(nn.Module):
         if lengths is not None:
             embeddings = embeddings.masked_fill(~self._not_padding(embeddings, lengths).unsqueeze(-1), 0)
         with full_precision(embeddings.device):
-            if self.path == "naive":
-                slots = naive.compress(self.filters, embeddings)
-            else:
-                slots = support.compress(self.filters, embeddings, self._groups)
+            path = "naive" if self.path == "naive" else "support"
+            slots = PATHS[path].compress(self._layout(path, embeddings), embeddings)
         return self.norm(slots)
 
     def from_ids(self, ids: Tensor, table: Tensor | nn.Embedding, lengths: Lengths | None = None) -> Tensor:
@@ -106,23 +102,14 @@ class LogMemory(nn.Module):
                 raise ValueError(f"path 'fused' is for 16- and 32-bit floats, not {table.dtype}; use 'auto'")
             table = in_autocast(table)  # as for any product; sums are in float32
         with full_precision(table.device):
-            if path == "naive":
-                slots = naive.compress_ids(self.filters, ids, table)
-            elif path == "support":
-                slots = support.compress(self.filters, naive.embed(table, ids), self._groups)
-            elif path == "fused":
-                slots = fused.compress_ids(fused.Layout(self.first, self.weights, self.unit), ids, table)
-            else:
-                slots = bag.compress_ids(self.filters, ids, table, self.kept)
+            slots = PATHS[path].compress_ids(self._layout(path, table), ids, table)
         return self.norm(slots)
 
     def path_for(self, table: Tensor) -> Path:
         """The path that `from_ids` takes with this table."""
         if self.path != "auto":
             return self.path
-        if len(self.kept):
-            return "bag"
-        return "naive" if table.dtype == torch.float64 else "fused"
+        return "fused" if HAS_TRITON and table.is_cuda and table.dtype in fused.DTYPES else "bag"
 
     def _within_horizon(self, history: Tensor, *axes: str) -> Tensor:
         if history.ndim != len(axes):
@@ -140,24 +127,23 @@ class LogMemory(nn.Module):
         from_the_end = torch.arange(history.shape[1], 0, -1, device=history.device)
         return from_the_end <= counts.unsqueeze(1)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        result = super()._apply(fn, recurse)
-        self._build_filters()
-        return result
+    def _layout(self, path: str, values: Tensor) -> Any:
+        """The filters as a path needs them for these values."""
+        return self._make_layout(path, self._name, values.device, accumulation_dtype(values.dtype))
 
-    def _build_filters(self) -> None:
-        """Rebuild the bank on the module's device: a cast to bf16 must not round the filters."""
-        device, dtype = self.filters.device, accumulation_dtype(self.filters.dtype)
-        in_time_order = self.bank.weights[::-1, ::-1].copy()
-        tolerance = torch.finfo(dtype).eps
-        self._groups = support.find_groups(self.bank, tolerance)
-        self.filters = torch.from_numpy(in_time_order).to(dtype).to(device)  # some devices have no float64
-        if self.path == "fused" or (self.path == "auto" and HAS_TRITON and self.filters.is_cuda and dtype.itemsize < 8):
-            layout = fused.make_layout(in_time_order, tolerance)
-            self.first, self.weights, self.unit = (part.to(device) for part in layout)
-            self.kept = torch.empty(0, dtype=torch.int64, device=device)
-        else:
-            self.kept = bag.entries(torch.from_numpy(in_time_order), tolerance).to(device)
+    @torch.compiler.assume_constant_result
+    def _make_layout(self, path: str, bank: str, device: torch.device, dtype: torch.dtype) -> Any:
+        """Made once. To a compiled module it is a constant, which the name of the bank keeps from other modules."""
+        if (path, device, dtype) not in self._layouts:
+            # in a thread of its own: this one may be in inference mode, inside torch.func or have fake tensors, and
+            # tensors that are made there cannot be used elsewhere
+            with ThreadPoolExecutor(1) as thread:
+                made = thread.submit(PATHS[path].make_layout, self.bank, device, dtype).result()
+            self._layouts[path, device, dtype] = made
+        return self._layouts[path, device, dtype]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_layouts": {}}  # a copy may be loaded on another device
 
     def extra_repr(self) -> str:
         return f"{self.bank}, horizon={self.bank.horizon}, path={self.path!r}"

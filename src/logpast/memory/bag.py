@@ -8,42 +8,55 @@ embeddings for the backward pass.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from logpast.kernels.ops import operator
-from logpast.util.precision import accumulation_dtype
+from logpast.filters import FilterBank
+from logpast.kernels.ops import linear, operator
+from logpast.memory.naive import NEGLIGIBLE, in_time_order
 
 ROWS_BUDGET = 2**21  # elements of embedding rows that are processed at once; a batch is split accordingly
 
 
-def entries(filters: Tensor, tolerance: float) -> Tensor:
-    """(2, n): row and column of each weight of the time-ordered bank above `tolerance` × its filter's largest."""
-    return (filters > tolerance * filters.amax(dim=1, keepdim=True)).nonzero().T.contiguous()
+class Layout(NamedTuple):
+    """The weights of the time-ordered bank that are not negligible."""
+
+    indices: Tensor  # (2, n): row and column of each
+    weights: Tensor  # (n,)
+    slots: int
+    horizon: int
 
 
-def compress_ids(filters: Tensor, ids: Tensor, table: Tensor, kept: Tensor) -> Tensor:
-    """The same as `naive.compress_ids`, for at least one id, with only the weights `kept` that `entries` returned."""
-    return torch.ops.logpast.bag(filters.to(accumulation_dtype(table.dtype)), ids.long(), table, kept)
+def make_layout(bank: FilterBank, device: torch.device, dtype: torch.dtype) -> Layout:
+    filters = torch.from_numpy(in_time_order(bank))
+    indices = (filters > NEGLIGIBLE * filters.amax(dim=1, keepdim=True)).nonzero().T.contiguous()
+    weights = filters[indices[0], indices[1]].to(dtype)
+    return Layout(indices.to(device), weights.to(device), bank.slots, bank.horizon)
+
+
+def compress_ids(layout: Layout, ids: Tensor, table: Tensor) -> Tensor:
+    """The same as `naive.compress_ids`, for at least one id."""
+    sizes = [layout.slots, layout.horizon, table.shape[0]]
+    return _compress(table, layout.indices, layout.weights, ids.long(), sizes=sizes)
 
 
 @operator("bag")
-def _forward(filters: Tensor, ids: Tensor, table: Tensor, kept: Tensor) -> Tensor:
-    slots = table.new_empty(ids.shape[0], filters.shape[0], table.shape[1])
-    for part, out in _split(ids, slots):
-        distinct, bag = _bag(filters, part, table.shape[0], kept)
-        out.copy_(torch.bmm(bag, table[distinct].to(filters.dtype)))
-    return slots
+def _forward(table: Tensor, indices: Tensor, weights: Tensor, ids: Tensor, sizes: list[int]) -> Tensor:
+    out = table.new_empty(ids.shape[0], sizes[0], table.shape[1])
+    for part, target in _split(ids, out):
+        distinct, bag = _bag(indices, weights, part, sizes)
+        target.copy_(torch.bmm(bag, table[distinct].to(weights.dtype)))
+    return out
 
 
 @operator("bag_backward")
-def _backward(filters: Tensor, ids: Tensor, grad: Tensor, kept: Tensor, vocabulary: int) -> Tensor:
-    total = filters.new_zeros(vocabulary, grad.shape[2])
-    for part, slots in _split(ids, grad):
-        distinct, bag = _bag(filters, part, vocabulary, kept)
-        rows = torch.bmm(bag.mT, slots.to(filters.dtype))
+def _backward(grad: Tensor, indices: Tensor, weights: Tensor, ids: Tensor, sizes: list[int]) -> Tensor:
+    total = weights.new_zeros(sizes[2], grad.shape[2])
+    for part, upstream in _split(ids, grad):
+        distinct, bag = _bag(indices, weights, part, sizes)
+        rows = torch.bmm(bag.mT, upstream.to(weights.dtype))
         total.index_add_(0, distinct.flatten(), rows.flatten(0, 1))
     return total.to(grad.dtype)
 
@@ -53,15 +66,16 @@ def _split(ids: Tensor, slots: Tensor) -> list[tuple[Tensor, Tensor]]:
     return list(zip(ids.split(size), slots.split(size), strict=True))
 
 
-def _bag(filters: Tensor, ids: Tensor, vocabulary: int, kept: Tensor) -> tuple[Tensor, Tensor]:
+def _bag(indices: Tensor, weights: Tensor, ids: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
     """Distinct tokens (R, U) of each history, padded with token 0 at weight 0, and their bags (R, L, U)."""
-    histories, length = ids.shape
+    (histories, length), (slots, horizon, vocabulary) = ids.shape, sizes
     if int(ids.max()) >= vocabulary:
         raise IndexError(f"token id {int(ids.max())} is not in a table of {vocabulary} rows")
-    missing = filters.shape[1] - length
+    missing = horizon - length
     if missing:
-        kept = kept[:, kept[1] >= missing]
-    slot, column = kept[0], kept[1] - missing
+        seen = indices[1] >= missing
+        indices, weights = indices[:, seen], weights[seen]
+    slot, column = indices[0], indices[1] - missing
     owner = torch.arange(histories, device=ids.device)
     keys, rank = torch.unique(ids.clamp(min=0) + (owner * vocabulary).unsqueeze(1), return_inverse=True)
     first = torch.searchsorted(keys, owner * vocabulary)
@@ -72,32 +86,21 @@ def _bag(filters: Tensor, ids: Tensor, vocabulary: int, kept: Tensor) -> tuple[T
     key_owner = keys // vocabulary
     distinct[key_owner, torch.arange(len(keys), device=ids.device) - first[key_owner]] = keys % vocabulary
 
-    weight = filters[slot, kept[1]] * (ids >= 0)[:, column]
-    position = (owner.unsqueeze(1) * filters.shape[0] + slot) * widest + rank[:, column]
-    bag = filters.new_zeros(histories * filters.shape[0] * widest)
+    weight = weights * (ids >= 0)[:, column]
+    position = (owner.unsqueeze(1) * slots + slot) * widest + rank[:, column]
+    bag = weights.new_zeros(histories * slots * widest)
     bag.index_add_(0, position.flatten(), weight.flatten())
-    return distinct, bag.view(histories, filters.shape[0], widest)
+    return distinct, bag.view(histories, slots, widest)
 
 
 @_forward.register_fake
-def _(filters: Tensor, ids: Tensor, table: Tensor, kept: Tensor) -> Tensor:
-    return table.new_empty(ids.shape[0], filters.shape[0], table.shape[1])
+def _(table: Tensor, indices: Tensor, weights: Tensor, ids: Tensor, sizes: list[int]) -> Tensor:
+    return table.new_empty(ids.shape[0], sizes[0], table.shape[1])
 
 
 @_backward.register_fake
-def _(filters: Tensor, ids: Tensor, grad: Tensor, kept: Tensor, vocabulary: int) -> Tensor:
-    return grad.new_empty(vocabulary, grad.shape[2])
+def _(grad: Tensor, indices: Tensor, weights: Tensor, ids: Tensor, sizes: list[int]) -> Tensor:
+    return grad.new_empty(sizes[2], grad.shape[2])
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
-    filters, ids, table, kept = inputs
-    ctx.save_for_backward(filters, ids, kept)
-    ctx.vocabulary = table.shape[0]
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, None]:
-    filters, ids, kept = ctx.saved_tensors
-    return None, None, torch.ops.logpast.bag_backward(filters, ids, grad, kept, ctx.vocabulary), None
-
-
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
+_compress = linear("bag", _forward, _backward)

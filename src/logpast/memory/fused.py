@@ -5,14 +5,13 @@ reads about 2,000 rows, and one of a million tokens reads one row per distinct t
 
     plan        finds the distinct tokens of each history (one flag per token and a running count, no sorting) and
                 fills its bags. Only a few neighbouring filters have weight at a lag; each adds its weight, as a whole
-                number of units, to the bag of the token at that lag. A unit is 2^-30 of the power of two above the
-                filter's sum.
+                number of units, to the bag of the token at that lag. A unit is 2^-62 of the power of two above the
+                filter's sum. The sums are then rounded to float32.
     slots       bags (L, U) × rows of the table (U, d), which are gathered as needed; sums in float32
     backward    bags (U, L) × gradient (L, d) for each history, then for each token the sum over histories
 
 Integer sums do not depend on the order, and no float is added atomically, so results are reproducible bit by bit.
-A weight is off by at most half a unit, far below bf16's precision at any horizon. In float32 the relative error of a
-slot is about 4e-6 at a horizon of 8,192, 3e-5 at 65,536, and 5e-4 at a million (`bag` has no such error).
+A weight is off by at most half a unit, which is negligible even if only the filter's smallest weights are in sight.
 In bf16, each history's contribution to a token's gradient is rounded to bf16 before the sum over histories in float32.
 The CPU never waits for the GPU, and no tensor of size (B, M, d) is created.
 """
@@ -25,13 +24,14 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 from torch import Tensor
 
-from logpast.kernels.ops import operator
+from logpast.filters import FilterBank
+from logpast.kernels.ops import linear, operator
+from logpast.memory import naive
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-UNITS = 2**30  # in the power of two above a filter's sum
+UNITS = 2**62  # in the power of two above a filter's sum
 ROWS_BUDGET = 2**32  # bytes of the backward pass's rows; it processes as many columns at a time as fit
 
 # Block sizes, measured on an H200. They must also fit into the shared memory of smaller GPUs.
@@ -60,75 +60,77 @@ class Layout(NamedTuple):
     """A bank by lag: which slots a token at column t of the time-ordered bank contributes to, and how much."""
 
     first: Tensor  # (M,) int32, the first of these slots
-    weights: Tensor  # (M, W) int32, the weights in that slot and the W − 1 after it, in units
-    unit: Tensor  # (L,) float32, the value of one unit, a power of two
+    weights: Tensor  # (M, W) int64, the weights in that slot and the W − 1 after it, in units
+    scale: Tensor  # (L,) float32, the value of UNITS units, a power of two
 
 
-def make_layout(filters: NDArray[np.float64], tolerance: float) -> Layout:
-    """The layout of a time-ordered bank (L, M), without weights below `tolerance` × their filter's largest."""
-    slots = len(filters)
-    kept = filters > tolerance * filters.max(axis=1, keepdims=True)
+def make_layout(bank: FilterBank, device: torch.device, dtype: torch.dtype) -> Layout:
+    """The layout without negligible weights. It is the same for all types."""
+    filters = naive.in_time_order(bank)
+    kept = filters > naive.NEGLIGIBLE * filters.max(axis=1, keepdims=True)
     first = np.where(kept.any(axis=0), kept.argmax(axis=0), 0)
-    last = np.where(kept.any(axis=0), slots - 1 - kept[::-1].argmax(axis=0), 0)
+    last = np.where(kept.any(axis=0), bank.slots - 1 - kept[::-1].argmax(axis=0), 0)
     width = int((last - first).max()) + 1
-    first = np.minimum(first, slots - width)
-    unit = 2.0 ** np.ceil(np.log2(np.maximum(filters.sum(axis=1), np.finfo(np.float64).tiny))) / UNITS
+    first = np.minimum(first, bank.slots - width)
+    scale = 2.0 ** np.ceil(np.log2(np.maximum(filters.sum(axis=1), np.finfo(np.float64).tiny)))
     rows = first + np.arange(width)[:, None]  # (W, M)
-    columns = np.arange(filters.shape[1])
-    weights = np.where(kept[rows, columns], np.rint(filters[rows, columns] / unit[rows]), 0)
+    columns = np.arange(bank.horizon)
+    weights = np.where(kept[rows, columns], np.rint(filters[rows, columns] / scale[rows] * UNITS), 0)
     return Layout(
-        torch.from_numpy(first.astype(np.int32)),
-        torch.from_numpy(np.ascontiguousarray(weights.T, dtype=np.int32)),
-        torch.from_numpy(unit.astype(np.float32)),
+        torch.from_numpy(first.astype(np.int32)).to(device),
+        torch.from_numpy(np.ascontiguousarray(weights.T, dtype=np.int64)).to(device),
+        torch.from_numpy(scale.astype(np.float32)).to(device),
     )
 
 
 def compress_ids(layout: Layout, ids: Tensor, table: Tensor) -> Tensor:
-    """The same as `naive.compress_ids`, for at least one id, with a bank from `make_layout`."""
-    slots = len(layout.unit)
-    plan = torch.ops.logpast.fused_plan(layout.first, layout.weights, slots, ids, table.shape[0])
-    return torch.ops.logpast.fused_slots(*plan, layout.unit, table)
+    """The same as `naive.compress_ids`, for at least one id."""
+    vocabulary = table.shape[0]
+    plan = torch.ops.logpast.fused_plan(*layout, ids, vocabulary)
+    return _compress(table, *plan, sizes=[len(layout.scale), vocabulary])
 
 
 @operator("fused_plan")
-def _plan(first: Tensor, weights: Tensor, slots: int, ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+def _plan(first: Tensor, weights: Tensor, scale: Tensor, ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
     """The running count of distinct (history, token) pairs, the token of each pair, and its bag."""
-    batch, length = ids.shape
+    (batch, length), slots = ids.shape, len(scale)
     flags = torch.zeros(batch * vocabulary + 1, dtype=torch.int32, device=ids.device)
     _flag_tokens[triton.cdiv(length, FLAG) * batch,](
         ids, *ids.stride(), flags, len(flags) - 1, batch, length, vocabulary, BLOCK=FLAG
     )
     torch._assert_async(flags[-1] == 0)  # set by an id that is not in the table
     count = flags[:-1].cumsum(0, dtype=torch.int32)
-    most = batch * min(length, vocabulary)
+    most, stride, width = batch * min(length, vocabulary), _round_up(slots, 16), weights.shape[1]
     tokens = ids.new_empty(most, dtype=torch.int32)
-    bags = ids.new_empty(most, _round_up(slots, 16), dtype=torch.int32)
-    stride, width = bags.shape[1], weights.shape[1]
+    sums = ids.new_empty(most, stride, dtype=torch.int64)
+    bags = ids.new_empty(most, stride, dtype=torch.float32)
+    blocks = triton.cdiv(most * stride, 4096)
     _list_tokens[triton.cdiv(vocabulary, 1024), batch](count, tokens, vocabulary, BLOCK=1024)
-    _clear_bags[triton.cdiv(most * stride, 4096),](count, bags, len(count), stride, BLOCK=4096)
-    _fill_bags[triton.cdiv(length, FILL) * batch,](
-        ids, *ids.stride(), count, first, weights, bags, batch, length, len(first) - length, vocabulary, stride, width,
+    _clear_sums[blocks,](count, sums, len(count), stride, BLOCK=4096)
+    _fill_sums[triton.cdiv(length, FILL) * batch,](
+        ids, *ids.stride(), count, first, weights, sums, batch, length, len(first) - length, vocabulary, stride, width,
         BLOCK=FILL, WIDTH=triton.next_power_of_2(width),
     )  # fmt: skip
+    _round_sums[blocks,](count, sums, scale, bags, len(count), stride, slots, UNITS=UNITS, BLOCK=4096)
     return count, tokens, bags
 
 
 @operator("fused_slots")
-def _slots(count: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, table: Tensor) -> Tensor:
-    (vocabulary, dim), slots = table.shape, len(unit)
+def _slots(table: Tensor, count: Tensor, tokens: Tensor, bags: Tensor, sizes: list[int]) -> Tensor:
+    (slots, vocabulary), dim = sizes, table.shape[1]
     batch = len(count) // vocabulary
     table = table.contiguous()
     out = table.new_empty(batch, slots, dim)
     tile = _tile(slots, table.dtype)
     _multiply[triton.cdiv(dim, tile["COLUMNS"]), batch](
-        count, tokens, bags, unit, table, out, vocabulary, dim, slots, bags.shape[1], SLOTS=_padded(slots), **tile
+        count, tokens, bags, table, out, vocabulary, dim, slots, bags.shape[1], SLOTS=_padded(slots), **tile
     )
     return out
 
 
 @operator("fused_backward")
-def _backward(count: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, grad: Tensor, vocabulary: int) -> Tensor:
-    batch, slots, dim = grad.shape
+def _backward(grad: Tensor, count: Tensor, tokens: Tensor, bags: Tensor, sizes: list[int]) -> Tensor:
+    (slots, vocabulary), (batch, _, dim) = sizes, grad.shape
     grad = grad.contiguous()
     out = grad.new_empty(vocabulary, dim)
     most = len(bags)
@@ -141,7 +143,7 @@ def _backward(count: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, grad: T
     rows = torch.empty(most, columns, dtype=dtype, device=grad.device)
     for start in range(0, dim, columns):
         _multiply_backward[triton.cdiv(most // batch, tile["ROWS"] * tile["REPEAT"]), batch](
-            count, bags, unit, grad, rows, vocabulary, dim, slots, bags.shape[1], start, SLOTS=_padded(slots), **tile
+            count, bags, grad, rows, vocabulary, dim, slots, bags.shape[1], start, SLOTS=_padded(slots), **tile
         )
         _sum_histories[vocabulary,](by_token, order, rows, out, batch, dim, start, COLUMNS=columns, **SUM)
     return out
@@ -159,34 +161,30 @@ def _sort_by_token(count: Tensor, tokens: Tensor, batch: int, vocabulary: int) -
 
 
 @_plan.register_fake
-def _(first: Tensor, weights: Tensor, slots: int, ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+def _(first: Tensor, weights: Tensor, scale: Tensor, ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
     batch, length = ids.shape
     most = batch * min(length, vocabulary)
     count = ids.new_empty(batch * vocabulary, dtype=torch.int32)
-    return count, count.new_empty(most), count.new_empty(most, _round_up(slots, 16))
+    return count, count.new_empty(most), scale.new_empty(most, _round_up(scale.shape[0], 16))
 
 
 @_slots.register_fake
-def _(count: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, table: Tensor) -> Tensor:
-    return table.new_empty(count.shape[0] // table.shape[0], unit.shape[0], table.shape[1])
+def _(table: Tensor, count: Tensor, tokens: Tensor, bags: Tensor, sizes: list[int]) -> Tensor:
+    return table.new_empty(count.shape[0] // sizes[1], sizes[0], table.shape[1])
 
 
 @_backward.register_fake
-def _(count: Tensor, tokens: Tensor, bags: Tensor, unit: Tensor, grad: Tensor, vocabulary: int) -> Tensor:
-    return grad.new_empty(vocabulary, grad.shape[2])
+def _(grad: Tensor, count: Tensor, tokens: Tensor, bags: Tensor, sizes: list[int]) -> Tensor:
+    return grad.new_empty(sizes[1], grad.shape[2])
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
-    *plan, unit, table = inputs
-    ctx.save_for_backward(*plan, unit)
-    ctx.vocabulary = table.shape[0]
+@_plan.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], first: Tensor, weights: Tensor, scale: Tensor, ids: Tensor, vocabulary: int):
+    plans = [torch.ops.logpast.fused_plan(first, weights, scale, one, vocabulary) for one in ids.unbind(in_dims[3])]
+    return tuple(torch.stack(parts) for parts in zip(*plans, strict=True)), (0, 0, 0)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[None, None, None, None, Tensor]:
-    return None, None, None, None, torch.ops.logpast.fused_backward(*ctx.saved_tensors, grad, ctx.vocabulary)
-
-
-_slots.register_autograd(_differentiate, setup_context=_setup_context)
+_compress = linear("fused", _slots, _backward)
 
 
 def _round_up(number: int, multiple: int) -> int:
@@ -231,21 +229,21 @@ def _list_tokens(count, tokens, vocabulary, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _clear_bags(count, bags, keys, stride, BLOCK: tl.constexpr):
-    """Set the bags that are used to zero."""
+def _clear_sums(count, sums, keys, stride, BLOCK: tl.constexpr):
+    """Set the sums that are used to zero."""
     end = tl.load(count + keys - 1).to(tl.int64) * stride
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if start < end:
         element = start + tl.arange(0, BLOCK)
-        tl.store(bags + element, tl.zeros((BLOCK,), tl.int32), mask=element < end)
+        tl.store(sums + element, tl.zeros((BLOCK,), tl.int64), mask=element < end)
 
 
 @triton.jit
-def _fill_bags(
-    ids, row, column, count, first, weights, bags, batch, length, missing, vocabulary, stride, width,
+def _fill_sums(
+    ids, row, column, count, first, weights, sums, batch, length, missing, vocabulary, stride, width,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Add the weights of each position to its token's bag; neighbouring threads have neighbouring slots."""
+    """Add the weights of each position to its token's sums; neighbouring threads have neighbouring slots."""
     history = (tl.program_id(0) % batch).to(tl.int64)
     thread = tl.arange(0, BLOCK * WIDTH)
     position = tl.program_id(0) // batch * BLOCK + thread // WIDTH
@@ -256,23 +254,35 @@ def _fill_bags(
     pair = tl.load(count + history * vocabulary + token, mask=valid, other=1).to(tl.int64) - 1
     slot = tl.load(first + lag, mask=valid, other=0)
     weight = tl.load(weights + lag * width + offset, mask=valid, other=0)
-    tl.atomic_add(bags + pair * stride + slot + offset, weight, mask=valid & (weight != 0), sem="relaxed")
+    tl.atomic_add(sums + pair * stride + slot + offset, weight, mask=valid & (weight != 0), sem="relaxed")
+
+
+@triton.jit
+def _round_sums(count, sums, scale, bags, keys, stride, slots, UNITS: tl.constexpr, BLOCK: tl.constexpr):
+    """The bags in float32 from their sums in units."""
+    end = tl.load(count + keys - 1).to(tl.int64) * stride
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    if start < end:
+        element = start + tl.arange(0, BLOCK)
+        slot = element % stride
+        factor = tl.load(scale + slot, mask=slot < slots, other=0.0)
+        total = tl.load(sums + element, mask=element < end, other=0)
+        tl.store(bags + element, total.to(tl.float32) * (1 / UNITS) * factor, mask=element < end)
 
 
 @triton.jit
 def _dot(bag, x):
-    """bag @ x. For a bf16 x the integers of the bag are split into two bf16, which keeps 16 bits of each."""
-    wide = bag.to(tl.float32)
+    """bag @ x. For a bf16 x each number of the bag is split into two bf16, which keeps 16 bits of it."""
     if x.dtype == tl.bfloat16:
-        high = wide.to(tl.bfloat16)
-        low = (wide - high.to(tl.float32)).to(tl.bfloat16)
+        high = bag.to(tl.bfloat16)
+        low = (bag - high.to(tl.float32)).to(tl.bfloat16)
         return tl.dot(high, x) + tl.dot(low, x)
-    return tl.dot(wide, x.to(tl.float32), input_precision="tf32x3")
+    return tl.dot(bag, x.to(tl.float32), input_precision="tf32x3")
 
 
 @triton.jit
 def _multiply(
-    count, tokens, bags, unit, table, out, vocabulary, dim, slots, stride,
+    count, tokens, bags, table, out, vocabulary, dim, slots, stride,
     SLOTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Some columns of one history's slots."""
@@ -291,10 +301,9 @@ def _multiply(
         )  # fmt: skip
         bag = tl.load(
             bags + pair[None, :].to(tl.int64) * stride + slot[:, None],
-            mask=valid[None, :] & (slot[:, None] < stride), other=0,
+            mask=valid[None, :] & (slot[:, None] < stride), other=0.0,
         )  # fmt: skip
         total += _dot(bag, rows)
-    total *= tl.load(unit + slot, mask=slot < slots, other=0.0)[:, None]
     target = out + (history * slots + slot[:, None]) * dim + column[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=(slot[:, None] < slots) & (column[None, :] < dim))
 
@@ -311,7 +320,7 @@ def _transpose(count, tokens, by_token, order, batch, vocabulary, BLOCK: tl.cons
 
 @triton.jit
 def _multiply_backward(
-    count, bags, unit, grad, rows, vocabulary, dim, slots, stride, first,
+    count, bags, grad, rows, vocabulary, dim, slots, stride, first,
     SLOTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, REPEAT: tl.constexpr,
 ):  # fmt: skip
     """The gradient of each token from one history, for some columns of the table."""
@@ -326,17 +335,14 @@ def _multiply_backward(
             grad + (history * slots + slot[:, None]) * dim + column[None, :],
             mask=(slot[:, None] < slots) & (column[None, :] < dim), other=0.0,
         )  # fmt: skip
-        scaled = upstream.to(tl.float32) * tl.load(unit + slot, mask=slot < slots, other=0.0)[:, None]
-        if upstream.dtype == tl.bfloat16:
-            scaled = scaled.to(tl.bfloat16)  # exact: a unit is a power of two
         for begin in range(start, min(stop, start + ROWS * REPEAT), ROWS):
             pair = begin + tl.arange(0, ROWS)
             valid = pair[:, None] < stop
             bag = tl.load(
                 bags + pair[:, None].to(tl.int64) * stride + slot[None, :],
-                mask=valid & (slot[None, :] < stride), other=0,
+                mask=valid & (slot[None, :] < stride), other=0.0,
             )  # fmt: skip
-            tl.store(rows + pair[:, None].to(tl.int64) * COLUMNS + offset[None, :], _dot(bag, scaled), mask=valid)
+            tl.store(rows + pair[:, None].to(tl.int64) * COLUMNS + offset[None, :], _dot(bag, upstream), mask=valid)
 
 
 @triton.jit

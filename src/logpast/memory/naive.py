@@ -6,11 +6,28 @@ column is lag 1. So its columns match the tokens of a history, which runs forwar
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from logpast.filters import FilterBank
 from logpast.util.precision import accumulation_dtype
+
+# The other paths leave out weights below this share of their filter's largest. A float's own precision would not do:
+# if the past is shorter than a filter's peak lag, only small weights are in sight, and the LayerNorm magnifies them.
+NEGLIGIBLE = 1e-20
+
+
+def in_time_order(bank: FilterBank) -> NDArray[np.float64]:
+    """(L, M): the bank's weights, oldest slot and largest lag first."""
+    return bank.weights[::-1, ::-1].copy()
+
+
+def make_layout(bank: FilterBank, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The same as a tensor."""
+    return torch.from_numpy(in_time_order(bank)).to(dtype).to(device)  # some devices have no float64
 
 
 def embed(table: Tensor, ids: Tensor) -> Tensor:

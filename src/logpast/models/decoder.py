@@ -8,6 +8,7 @@ Subclasses define what the slots hold (`make_slots`): the compressed history (lo
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -155,31 +156,40 @@ class Transformer(LanguageModel):
         return run_blocks(self.blocks, x, self.norm, cache, skip)
 
 
+GPT2_MODULES = {
+    "wte": "table",
+    "wpe": "positions",
+    "ln_f": "norm",
+    "ln_1": "attention_norm",
+    "attn.c_attn": "attention.query_key_value",
+    "attn.c_proj": "attention.out",
+    "ln_2": "mlp_norm",
+    "mlp.c_fc": "mlp_in",
+    "mlp.c_proj": "mlp_out",
+}
+
+
+def rename_gpt2(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a Hugging Face GPT-2 (its state_dict) as our models name and store them.
+
+    Attention masks are left out, and the head, which is the embedding table.
+    """
+    found = {}
+    for name, weight in state.items():
+        parts = re.fullmatch(r"(?:transformer\.)?(?:h\.(\d+)\.)?(.+)\.(weight|bias)", name)
+        if parts and (module := GPT2_MODULES.get(parts[2])):
+            block = f"blocks.{parts[1]}." if parts[1] else ""
+            # GPT-2 stores the weights of its linear layers transposed, but not its embeddings
+            found[f"{block}{module}.{parts[3]}"] = weight.T if block and weight.ndim == 2 else weight
+    return found
+
+
 def load_gpt2(model: Transformer, state: dict[str, Tensor]) -> None:
     """Load the weights of a Hugging Face GPT-2 (its state_dict) into a model of the same sizes with slots = 0."""
-    state = {name.removeprefix("transformer."): weight for name, weight in state.items()}
-    top = {"table": "wte", "positions": "wpe", "norm": "ln_f"}
-    in_block = {
-        "attention_norm": "ln_1",
-        "attention.query_key_value": "attn.c_attn",
-        "attention.out": "attn.c_proj",
-        "mlp_norm": "ln_2",
-        "mlp_in": "mlp.c_fc",
-        "mlp_out": "mlp.c_proj",
-    }
-    ours = {}
+    weights = rename_gpt2(state)
     for name, parameter in model.state_dict().items():
-        module, _, kind = name.rpartition(".")
-        if module in top:
-            theirs = f"{top[module]}.{kind}"
-        else:
-            _, number, layer = module.split(".", 2)
-            theirs = f"h.{number}.{in_block[layer]}.{kind}"
-        if theirs not in state:
-            raise UserError(f"the GPT-2 weights have no {theirs!r}; is this a GPT-2 state_dict of these sizes?")
-        weight = state[theirs]
-        # GPT-2 stores the weights of its linear layers transposed, but not its embeddings
-        ours[name] = weight.T if weight.ndim == 2 and module not in top else weight
-        if ours[name].shape != parameter.shape:
-            raise UserError(f"{theirs!r} is {tuple(ours[name].shape)}, the model needs {tuple(parameter.shape)}")
-    model.load_state_dict(ours)
+        if name not in weights:
+            raise UserError(f"the GPT-2 weights have no {name}; is this a GPT-2 state_dict of these sizes?")
+        if weights[name].shape != parameter.shape:
+            raise UserError(f"{name} is {tuple(weights[name].shape)}, the model needs {tuple(parameter.shape)}")
+    model.load_state_dict(weights, strict=False)

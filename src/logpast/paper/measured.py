@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from logpast.filters import PAPER_SPACING
 from logpast.ledger.documents import Documents, detail, documents, in_vocabulary_perplexity, values
-from logpast.ledger.query import Entry, is_run, parse_condition, read, select
+from logpast.ledger.query import NOTHING_FOUND, Entry, find_files, is_run, parse_condition, read, select
 from logpast.ledger.row import RESULTS, hash_recipe
 from logpast.paper import printed
 from logpast.util.errors import UserError
@@ -51,6 +51,8 @@ class Series(NamedTuple):
 
     @property
     def in_vocabulary_count(self) -> str:
+        if not self.documents.counted:
+            return "not recorded"
         return f"{self.documents.in_vocabulary.sum()} of {len(self.documents.tokens)}"
 
     def is_control_of(self, other: Series) -> bool:
@@ -64,21 +66,24 @@ class Series(NamedTuple):
         )
 
 
-def measured(sweep: printed.Sweep, results: Path, where: list[str] | None = None) -> list[Series]:
+def measured(sweep: printed.Sweep, results: Path | None, where: list[str] | None = None) -> list[Series]:
     """Our runs of a table's two systems with its filter bank, scored on its test set.
 
     Runs of a comparison (`logpast compare`) are left out: there each system has its own learning rate.
 
     Args:
         sweep: Table A1 or A2.
-        results: folder of the ledger.
+        results: folder of the ledger; None is results/, or, where there is none, what `logpast results` finds.
         where: NAME=VALUE conditions, as for `logpast results`.
     """
-    if results == RESULTS and not results.is_dir() and not where:  # an installed package has no results
-        return []
+    if results is None and RESULTS.is_dir():
+        results = RESULTS  # a sweep that was repeated here would contradict the rows of the checkout
     conditions = [parse_condition(word) for word in where or []]
+    files = find_files(results, "--results")
+    if conditions and not files:
+        raise UserError(f"{NOTHING_FOUND}; leave out the conditions, or give --results")
     found: dict[str, Series] = {}
-    for entry in select(read(results, "--results"), conditions):
+    for entry in select(read(files), conditions):
         if is_run(entry.row) and _matches(entry, sweep):
             _add(found, entry, sweep)
     named = [series._replace(settings=_settings(series, list(found.values()))) for series in found.values()]
@@ -92,6 +97,7 @@ def _matches(entry: Entry, sweep: printed.Sweep) -> bool:
         entry.get("test_data.name") == f"{sweep.corpus}:test"
         and "comparison" not in entry.row
         and entry.get("scores.accounting") == "all"
+        and entry.get("scores.stride") is None  # the paper's windows do not overlap
         and model.get("window") == printed.WINDOW
         and model.get("slots") in [row.slots for row in sweep.rows]
         and (

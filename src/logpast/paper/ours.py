@@ -9,6 +9,7 @@ from logpast.evaluation.vocabulary import UNSEEN
 from logpast.ledger.documents import difference, spread
 from logpast.paper import printed
 from logpast.paper.measured import Measure, Series, footnotes, measured
+from logpast.reporting.differences import too_few
 from logpast.reporting.tables import Table
 
 HEADS = (
@@ -94,8 +95,10 @@ def _notes(all_series: list[Series], heads: list[str]) -> list[str]:
             "ours − delta: between runs of the same seed; in brackets: 95 % interval over documents, for these runs "
             "and not for other seeds"
         )
-    if separate := [series for series in all_series if series.documents.has_both_kinds]:
-        counts = dict.fromkeys(series.in_vocabulary_count + marks[series.description] for series in separate)
+    if few := [len(series.documents.tokens) for series in all_series if series.documents.too_few]:
+        notes.append(too_few(min(few)))
+    if any(series.documents.has_both_kinds for series in all_series):
+        counts = dict.fromkeys(series.in_vocabulary_count + marks[series.description] for series in all_series)
         notes.append(
             f"in-vocabulary: per token, over the documents in which at most {100 * UNSEEN:g} % of the tokens never "
             f"occur in the training text ({', '.join(counts)})"

@@ -8,7 +8,6 @@ from textwrap import fill
 from typing import Any
 
 from logpast.filters import paper_horizon
-from logpast.ledger.row import RESULTS
 from logpast.paper import printed
 from logpast.paper.measured import Measure, Series, footnotes, measured
 from logpast.reporting import palette
@@ -29,7 +28,7 @@ TITLE_WIDTH, LEGEND_WIDTH = 78, 40  # characters per line
 def results_figure(
     out: Path = Path("results-figure.png"),
     measure: Measure = "ppl_token",
-    results: Path = RESULTS,
+    results: Path | None = None,
     where: list[str] | None = None,
 ) -> Path:
     """Plot the paper's results, perplexity against L on both corpora, and ours below them if there are any.
@@ -47,7 +46,7 @@ def results_figure(
         measure: ppl_token: the paper's raw perplexity. ppl_word: its per-word perplexity, as printed (`logpast paper
             accounting` shows what it appears to count); ours counts every token. ppl_in_vocabulary: ppl_token, ours
             only over documents in which at most 1 % of the tokens never occur in the training text.
-        results: folder of the ledger.
+        results: folder of the ledger; by default results/, or, where there is none, what `logpast results` finds.
         where: NAME=VALUE conditions that our rows must meet, as for `logpast results`.
 
     Returns:
@@ -120,9 +119,15 @@ def _plot_measured(axis: Any, all_series: list[Series], measure: Measure) -> str
 
 def _remarks(all_series: list[Series], measure: Measure) -> list[str]:
     """Which documents a panel of ours covers, and what its small points are."""
-    separate = [one for one in all_series if one.documents.has_both_kinds and measure == "ppl_in_vocabulary"]
-    counts = dict.fromkeys(one.in_vocabulary_count for one in separate)
-    remarks = [f"in-vocabulary documents only: {count}" for count in counts]
+    remarks = []
+    if measure == "ppl_in_vocabulary" and any(one.documents.has_both_kinds for one in all_series):
+        counts = dict.fromkeys(one.in_vocabulary_count for one in all_series)
+        remarks.append(f"in-vocabulary documents only: {', '.join(counts)}")
+    runs = [(len(seeds), one.values(slots, measure)) for one in all_series for slots, seeds in one.scores.items()]
+    if missing := sum(number - len(values) for number, values in runs):
+        remarks.append(
+            f"not plotted: {missing} of {sum(number for number, _ in runs)} runs, whose rows lack this score"
+        )
     seeds = {len(seeds) for one in all_series for seeds in one.scores.values()}
     if max(seeds) > 1:
         remarks.append("small points: single seeds")

@@ -54,7 +54,7 @@ def table1(out: Path | None = None) -> Table:
 
 
 @validate_arguments
-def table_a1(out: Path | None = None, results: Path = RESULTS, where: list[str] | None = None) -> Table:
+def table_a1(out: Path | None = None, results: Path | None = None, where: list[str] | None = None) -> Table:
     """Print the paper's Table A1, WikiText-103 by L and k, and our results for the same cells if there are any.
 
     Examples:
@@ -63,7 +63,7 @@ def table_a1(out: Path | None = None, results: Path = RESULTS, where: list[str] 
 
     Args:
         out: also write the table to this file: .md, .csv or .json. An existing file is replaced.
-        results: folder of the ledger.
+        results: folder of the ledger; by default results/, or, where there is none, what `logpast results` finds.
         where: NAME=VALUE conditions that our rows must meet, as for `logpast results`.
 
     Returns:
@@ -73,7 +73,7 @@ def table_a1(out: Path | None = None, results: Path = RESULTS, where: list[str] 
 
 
 @validate_arguments
-def table_a2(out: Path | None = None, results: Path = RESULTS, where: list[str] | None = None) -> Table:
+def table_a2(out: Path | None = None, results: Path | None = None, where: list[str] | None = None) -> Table:
     """Print the paper's Table A2, PG-19 by L and k, and our results for the same cells if there are any.
 
     Examples:
@@ -82,7 +82,7 @@ def table_a2(out: Path | None = None, results: Path = RESULTS, where: list[str] 
 
     Args:
         out: also write the table to this file: .md, .csv or .json. An existing file is replaced.
-        results: folder of the ledger.
+        results: folder of the ledger; by default results/, or, where there is none, what `logpast results` finds.
         where: NAME=VALUE conditions that our rows must meet, as for `logpast results`.
 
     Returns:
@@ -91,9 +91,9 @@ def table_a2(out: Path | None = None, results: Path = RESULTS, where: list[str] 
     return _print_sweep("A2", out, results, where)
 
 
-def _print_sweep(name: str, out: Path | None, results: Path, where: list[str] | None) -> Table:
+def _print_sweep(name: str, out: Path | None, results: Path | None, where: list[str] | None) -> Table:
     """Print the table as in the paper, then our cells next to the printed ones. A file gets all cells in one table."""
-    check_table_path(out, results, RESULTS)
+    check_table_path(out, results or RESULTS, RESULTS)
     sweep = printed.sweep(name)
     series = measured(sweep, results, where)
     heads = ["L", "delta", "τ*max", *map(printed.filter_name, printed.SHARPNESSES)]
@@ -104,7 +104,7 @@ def _print_sweep(name: str, out: Path | None, results: Path, where: list[str] | 
         title = "Ours, at a smaller scale and with every token counted, next to the printed:"
         print("\n" + as_text(only_ours(table)._replace(title=title)))
     else:
-        print(f"no row of {results} belongs to this table yet: only the printed values are shown")
+        print(f"no row of {results or RESULTS} belongs to this table yet: only the printed values are shown")
     if out is not None:
         write(table, out)
     return table

@@ -50,10 +50,12 @@ def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> d
         a resumed run, whose first part was not measured).
     """
     if resumed := bool(sorted_checkpoints(config.run)):
-        every = find_checkpoint(config.run, "latest").config.validate_every
-        if config.data.validation and every != config.validate_every:  # another checkpoint could be the best
-            changed = f"it was trained with validate_every={every}, now it is {config.validate_every}"
-            raise UserError(f"cannot resume {config.run}: {changed}; change it back, or use another folder")
+        before = find_checkpoint(config.run, "latest").config
+        # `train` allows these to change, but the result would not be that of the recipe
+        for name in ("steps", "epochs", *(["validate_every"] if config.data.validation else [])):
+            if (old := getattr(before, name)) != (new := getattr(config, name)):
+                changed = f"it was trained with {name}={old}, now it is {new}"
+                raise UserError(f"cannot resume {config.run}: {changed}; change it back, or use another folder")
     _reset_peak_memory()
     train(config)
     peak = None if resumed else _peak_memory()

@@ -9,8 +9,11 @@ runs/NAME/
     carried.safetensors           recurrent systems only: their state for each row of the batch
     state.json                    step, tokens, seconds, best validation so far, hardware, revision
     config.yaml, tokenizer.json   what is needed to use the weights elsewhere
+    SHA256SUMS                    hashes of all files above, which `sha256sum -c` verifies, as we do
+  abandoned/step-00000600/        checkpoints that a resumed run did not use: damaged, or later than --resume asked for
 
-Sweeps and comparisons delete optimizer and carried state when a run is finished.
+Sweeps and comparisons delete optimizer and carried state when a run is finished. Early versions have no SHA256SUMS, but
+`sizes` and mostly `sums` in state.json.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
@@ -35,8 +39,13 @@ from logpast.training.config import TrainConfig
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_folder, atomic_write, remove_folder, sha256_of
 
+T = TypeVar("T")
 STEP = re.compile(r"step-\d{8,}")
+SUMS = "SHA256SUMS"
+SUM_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # the format of sha256sum
+FOR_USE = ("model.safetensors", "state.json", "config.yaml", "tokenizer.json")
 FOR_TRAINING = ("optimizer.safetensors", "carried.safetensors")  # needed to train further, not to score or generate
+STATE = ("step", "total_steps", "tokens", "seconds", "best", "parameters", "data", "revision", "hardware")  # used later
 
 
 @dataclass
@@ -50,6 +59,15 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return int(self.state["step"])
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the tokenizer."""
+        return str(self.state["data"]["tokenizer"])
+
+    @property
+    def vocabulary(self) -> int | None:
+        return self.config.model.vocabulary
 
     def weights(self) -> dict[str, Tensor]:
         return self._load("model.safetensors")
@@ -71,7 +89,7 @@ class Checkpoint:
 
     def load_tokenizer(self) -> Tokenizer:
         tokenizer = load_tokenizer(self.path)
-        if tokenizer.fingerprint != self.state["data"]["tokenizer"]:
+        if tokenizer.fingerprint != self.fingerprint:
             raise UserError(f"{self.path / 'tokenizer.json'} is not the tokenizer that the model was trained with")
         return tokenizer
 
@@ -79,7 +97,8 @@ class Checkpoint:
         tensors = self._load("optimizer.safetensors")
         for name, parameter in model.named_parameters():
             found = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.startswith(f"{name}/")}
-            optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in found.items()}
+            if parameter.requires_grad:
+                optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in found.items()}
 
     def carried(self) -> State:
         """The state of a recurrent system after the last step, for all rows of the batch."""
@@ -89,61 +108,140 @@ class Checkpoint:
         file = self.path / name
         if name in FOR_TRAINING and not file.exists():
             raise UserError(
-                f"{self.path} has no {name}: it can be scored, but not trained further; give another --run folder"
+                f"{self.path} has no {name}: it can be scored, but not trained further; start a new run from its "
+                f"weights with --init_from {self.path}, in another --run folder"
             )
         try:
-            saved = self.state.get("sums", {}).get(name)  # early versions saved no checksums
-            if saved and saved != sha256_of(file):
-                raise ValueError("checksum differs; if you changed it on purpose, remove sums from state.json")
             return load_file(file)
         except (SafetensorError, OSError, ValueError) as error:
-            raise UserError(f"{file} cannot be read ({error}); use another checkpoint of the run") from None
+            raise UserError(f"{file} cannot be read ({error}); use another checkpoint") from None
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint folder; a UserError says what is wrong with it."""
+def open_checkpoint(path: Path, for_training: bool = False) -> Checkpoint:
+    """Read one checkpoint folder and verify its files; a UserError names the one that is damaged.
+
+    Files that only training needs may be missing. They are verified only `for_training`.
+    """
+    if not path.is_dir():
+        raise UserError(f"{path} does not exist; use another checkpoint")
+    state = _read_state(path)
+    sizes, sums = state.pop("sizes", {}), state.pop("sums", {})  # of early versions
+    if (path / SUMS).exists():
+        sums = _read_sums(path / SUMS)
+    elif not sizes:
+        print(f"logpast: warning: {path} has no {SUMS}, so its files are not verified", file=sys.stderr)
+    skipped = [name for name in FOR_TRAINING if not (for_training and (path / name).exists())]
+    for name in sizes | sums:
+        if name not in skipped:
+            _verify(path / name, sums.get(name), sizes.get(name))
+    config = _parse(path / "config.yaml", lambda text: TrainConfig.from_dict(yaml.safe_load(text)))
     try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        config = TrainConfig.from_dict(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")))
-        for name, size in state["sizes"].items():
-            if (path / name).stat().st_size != size:
-                raise ValueError(f"{name} is truncated")
         with safe_open(path / "model.safetensors", "pt"):
             pass  # the header can be read
-        int(state["step"]), state["data"]["tokenizer"]  # used later
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError, SafetensorError) as error:
-        raise UserError(f"{path} is not a complete checkpoint ({type(error).__name__}: {error})") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path / 'model.safetensors'} cannot be read ({error}); use another checkpoint") from None
     return Checkpoint(path, state, config)
 
 
-def find_checkpoint(path: Path, which: str = "best") -> Checkpoint:
+def _read_state(path: Path) -> dict[str, Any]:
+    """The content of state.json, verified."""
+    file = path / "state.json"
+    if (path / SUMS).exists():
+        _verify(file, _read_sums(path / SUMS).get(file.name))
+    state: dict[str, Any] = _parse(file, json.loads)
+    missing = [key for key in STATE if not isinstance(state, dict) or key not in state]
+    if missing or not isinstance(state["step"], int) or "tokenizer" not in state["data"]:
+        raise UserError(f"{file} is damaged: it has no {[*missing, 'step or tokenizer'][0]}; use another checkpoint")
+    return state
+
+
+def _read_sums(file: Path) -> dict[str, str]:
+    """Name -> SHA-256."""
+    lines = [SUM_LINE.fullmatch(line) for line in _parse(file, str).removesuffix("\n").split("\n")]
+    if not all(lines):
+        raise UserError(f"{file} is damaged: it is not in the format of sha256sum; use another checkpoint")
+    sums = {line[2]: line[1] for line in lines if line}
+    for name in (*FOR_USE, *FOR_TRAINING):
+        if name not in sums and file.with_name(name).exists():
+            raise UserError(f"{file} is damaged: it does not list {name}; use another checkpoint")
+    return sums
+
+
+def _parse(file: Path, parse: Callable[[str], T]) -> T:
+    """What a text file of a checkpoint holds."""
+    try:
+        return parse(file.read_text(encoding="utf-8"))
+    except KeyError as error:
+        problem = f"it has no {error.args[0]}"
+    except OSError as error:
+        problem = str(error.strerror)
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())
+    raise UserError(f"{file} cannot be used: {problem}; use another checkpoint")
+
+
+def _verify(file: Path, sha256: str | None, size: int | None = None) -> None:
+    """A UserError if a file is missing, or has another SHA-256 or size than when it was saved."""
+    try:
+        changed = size not in (None, file.stat().st_size) or (sha256 is not None and sha256 != sha256_of(file))
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}); use another checkpoint") from None
+    if changed:
+        sums = file.with_name(SUMS)
+        allow = f"delete {sums}" if sums.exists() else f"remove sizes and sums from {file.with_name('state.json')}"
+        raise UserError(
+            f"{file} has changed since it was saved; restore it, or use another checkpoint, or {allow} if the change "
+            "was on purpose"
+        )
+
+
+def find_checkpoint(path: Path, which: str = "best", for_training: bool = False) -> Checkpoint:
     """The checkpoint at `path`, which is a checkpoint folder or a run folder; of a run, its `best` or its `latest`.
 
-    A damaged checkpoint is skipped with a warning, in favour of the one before it.
+    A damaged checkpoint is skipped in the search for the latest, with a warning. A damaged best one is an error.
     """
     path = Path(path)
     if not path.exists():
         raise UserError(f"no checkpoint at {path}; give a run folder or one of its checkpoints/step-… folders")
-    if (path / "state.json").exists():
-        return open_checkpoint(path)
+    if STEP.fullmatch(path.name) or (path / "state.json").exists():
+        return open_checkpoint(path, for_training)
+    folders = sorted_checkpoints(path)[::-1]
+    if not folders:
+        raise UserError(f"no checkpoint in {path}; give a run that has saved one")
+    return _find_best(path, folders, for_training) if which == "best" else _find_latest(path, folders, for_training)
+
+
+def _find_latest(run: Path, folders: list[Path], for_training: bool) -> Checkpoint:
     problems = []
-    for folder in sorted_checkpoints(path)[::-1]:
+    for folder in folders:
         try:
-            latest = open_checkpoint(folder)
+            latest = open_checkpoint(folder, for_training)
         except UserError as error:
             problems.append(str(error))
             continue
         for problem in problems:
             print(f"logpast: warning: {problem}; using {folder} instead", file=sys.stderr)
-        best = latest.state.get("best")
-        if which == "latest" or not best or best["step"] == latest.step:
-            return latest
-        try:
-            return open_checkpoint(checkpoint_path(path, best["step"]))
-        except UserError as error:
-            print(f"logpast: warning: no best checkpoint ({error}); using {folder} instead", file=sys.stderr)
-            return latest
-    raise UserError("; ".join([f"no complete checkpoint in {path}; give a run that has saved one", *problems]))
+        return latest
+    raise UserError("; ".join([f"no checkpoint of {run} can be used; give another run", *problems]))
+
+
+def _find_best(run: Path, folders: list[Path], for_training: bool) -> Checkpoint:
+    """The best checkpoint, which the state of the latest one names."""
+    try:
+        best = _read_state(folders[0])["best"]
+        return open_checkpoint(checkpoint_path(run, best["step"]) if best else folders[0], for_training)
+    except UserError as error:
+        others = (folder for folder in folders if _is_usable(folder, for_training))
+        hint = f"another one of the run: {other}" if (other := next(others, None)) else "the run has no other one"
+        raise UserError(f"the best checkpoint of {run} cannot be used: {error}; {hint}") from None
+
+
+def _is_usable(folder: Path, for_training: bool) -> bool:
+    try:
+        open_checkpoint(folder, for_training)
+    except UserError:
+        return False
+    return True
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
@@ -175,7 +273,7 @@ def save_checkpoint(
         moments = {
             f"{name}/{key}": value
             for name, parameter in model.named_parameters()
-            for key, value in optimizer.state[parameter].items()
+            for key, value in optimizer.state.get(parameter, {}).items()
         }
         save_file(_on_cpu(moments), folder / "optimizer.safetensors")
         if carried is not None:
@@ -183,10 +281,9 @@ def save_checkpoint(
         text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
         (folder / "config.yaml").write_text(text, encoding="utf-8")
         tokenizer.save(folder)
-        files = sorted(folder.iterdir())
-        sizes = {file.name: file.stat().st_size for file in files}
-        sums = {file.name: sha256_of(file) for file in files if file.suffix == ".safetensors"}
-        (folder / "state.json").write_text(json.dumps(state | {"sizes": sizes, "sums": sums}, indent=2) + "\n")
+        (folder / "state.json").write_text(json.dumps(state, indent=2) + "\n")
+        sums = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
+        (folder / SUMS).write_text(_sums_text(sums))
     best = (state.get("best") or {}).get("step")
     for old in sorted_checkpoints(run)[: -config.keep]:
         if old != checkpoint_path(run, best or -1):
@@ -197,12 +294,16 @@ def drop_optimizer_state(run: Path) -> None:
     """Delete what only further training needs, two thirds of each checkpoint, from a finished run."""
     for folder in sorted_checkpoints(run):
         with suppress(UserError):  # damaged, or the disk is full: leave it as it is
-            state = open_checkpoint(folder).state
-            sizes = {name: size for name, size in state["sizes"].items() if name not in FOR_TRAINING}
-            # state.json first, so that the checkpoint stays complete
-            atomic_write(folder / "state.json", json.dumps(state | {"sizes": sizes}, indent=2) + "\n")
+            open_checkpoint(folder)
             for name in FOR_TRAINING:
                 (folder / name).unlink(missing_ok=True)
+            if (file := folder / SUMS).exists():  # so that `sha256sum -c` does not miss the files
+                sums = {name: value for name, value in _read_sums(file).items() if name not in FOR_TRAINING}
+                atomic_write(file, _sums_text(sums))
+
+
+def _sums_text(sums: dict[str, str]) -> str:
+    return "".join(f"{value}  {name}\n" for name, value in sums.items())
 
 
 def _on_cpu(tensors: dict[str, Any]) -> dict[str, Tensor]:

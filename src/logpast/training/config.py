@@ -84,9 +84,15 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW with linear warm-up and cosine decay"""
     steps: int | None = None
-    """number of optimizer steps; give this or epochs"""
+    """number of optimizer steps; give this or epochs. With --resume, more than before train the run further"""
     epochs: float | None = None
     """number of passes over the training text; give this or steps"""
+    init_from: str | None = None
+    """start from the weights of a run, of a checkpoint or of a Hugging Face GPT-2 (a folder or a name such as gpt2);
+    without --config, its settings are the defaults"""
+    freeze: list[str] = field(default_factory=list)
+    """parameters or modules that are not trained, by name or pattern, such as table or 'blocks.*'; with ! in front,
+    all but these: '!memory'"""
     batch_size: int = 64
     """windows per step (64 windows of 256 tokens make 16,384 loss tokens); for recurrent systems, sequences per step,
     each of model.segments consecutive windows"""
@@ -114,8 +120,8 @@ class TrainConfig:
     tensorboard: bool = True
     """also write TensorBoard files"""
     resume: bool | str = False
-    """false: start from scratch, an error if the run folder holds a run; auto: resume from its latest checkpoint, or
-    start if there is none; or the path of a checkpoint to resume from"""
+    """false: start a new run, an error if the run folder holds one; auto: resume from its latest checkpoint, or start
+    if there is none; best: resume from its best checkpoint; or the path of a checkpoint to resume from"""
 
     def __post_init__(self) -> None:
         validate_fields(self)
@@ -129,8 +135,12 @@ class TrainConfig:
             raise UserError(f"batch_size ({self.batch_size}) must be a multiple of devices ({self.devices})")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed must be from 0 to 2^32 − 1, got {self.seed}")
-        if (self.steps is None) == (self.epochs is None):
-            raise UserError("give either steps or epochs, and not both")
+        if self.steps is not None and self.epochs is not None:
+            raise UserError(f"steps={self.steps} and epochs={self.epochs:g} are both given; give one of them")
+        if self.steps is None and self.epochs is None:
+            raise UserError("the length of the training is missing; give steps or epochs")
+        if self.init_from == "":
+            raise UserError("init_from is empty; give a checkpoint, or leave it out")
         if self.steps is not None and self.steps < 1:
             raise UserError(f"steps must be at least 1, got {self.steps}")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
@@ -165,12 +175,17 @@ FREE_TO_CHANGE = {
     "run", "micro_batch_size", "accelerator", "devices", "compile", "validate_every", "checkpoint_every", "keep",
     "log_every", "tensorboard", "resume",
 }  # fmt: skip
+#: The length of a training: a resumed run may have another one, with the learning rates of that length.
+LENGTH = {"steps", "epochs"}
+#: Left out where they are not used, as in the recipes and their hashes of earlier versions.
+OPTIONAL = {"init_from", "freeze"}
 
 
 def training_settings(config: TrainConfig) -> dict[str, Any]:
-    """The settings that decide what is learned. A resumed run must have the same ones (`resume.check_resumable`)."""
+    """The settings that decide what is learned. Resuming compares them (`resume.check_resumable`)."""
     values = config.to_dict()
-    return {f.name: values[f.name] for f in fields(config) if f.name not in FREE_TO_CHANGE}
+    names = [each.name for each in fields(config) if each.name not in FREE_TO_CHANGE]
+    return {name: values[name] for name in names if name not in OPTIONAL or values[name]}
 
 
 def recorded_settings(config: TrainConfig) -> dict[str, Any]:

@@ -25,9 +25,10 @@ from logpast.evaluation.metrics import perplexity
 from logpast.evaluation.scoring import score
 from logpast.kernels.cuda_graphs import Replay
 from logpast.kernels.ops import HAS_TRITON
-from logpast.training.checkpoint import save_checkpoint
+from logpast.training.checkpoint import Checkpoint, save_checkpoint
 from logpast.training.config import TrainConfig
 from logpast.training.optimizer import learning_rate, set_learning_rate
+from logpast.training.resume import check_length
 from logpast.training.setup import (
     make_batches,
     make_carried_state,
@@ -35,6 +36,7 @@ from logpast.training.setup import (
     make_model,
     make_optimizer,
     make_state,
+    open_initial_weights,
     open_inputs,
     open_run_dir,
     rows_of_process,
@@ -53,6 +55,9 @@ def train(config: TrainConfig) -> dict[str, Any]:
         logpast train --config paper-wikitext103 --model recent --run runs/control
         logpast train --config small-cpu --data.train mybook.txt --data.tokenizer bpe-4096
         logpast train --config paper-wikitext103 --resume auto
+        logpast train --config paper-wikitext103 --resume auto --epochs 120       # train a finished run further
+        logpast train --init_from runs/mine --data.train new.txt --steps 500 --run runs/tuned
+        logpast train --init_from gpt2 --data.train new.txt --steps 500 --freeze '!memory' --run runs/gpt2
 
     Returns:
         The final state, as in state.json of a checkpoint.
@@ -63,7 +68,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         _stop_signals() as stop,
         progress_bar("training", run.total, run.done, visible=run.leads) as progress,
     ):
-        progress.say(run.start_summary())
+        progress.say("\n".join([run.start_summary(), *run.notes]))
         for batch in run.batches_to_come():
             run.step(batch)
             stopping = run.any_process(stop.is_set())
@@ -92,6 +97,7 @@ class Run:
         carried: the state of a recurrent system, None for other systems.
         done: steps trained so far, of `total`.
         loss: mean loss of the last step's tokens, on the device.
+        notes: what the user should know before the first step.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -100,15 +106,19 @@ class Run:
         self.compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
         config, store, self.validation, resumed = open_inputs(config, fabric)
         self.tokenizer = store.load_tokenizer()
-        self.bare = make_model(config, store, resumed, self.compiled, fabric.device)
+        source = open_initial_weights(config, store, resumed)
+        self.bare = make_model(config, store, resumed or source, self.compiled, fabric.device)
         self.batches = make_batches(config, store, self.bare, fabric.device)
         self.total = config.total_steps(self.batches.windows_per_epoch)
+        if resumed:
+            check_length(resumed, self.total)
+        self.notes = source.notes if source else _length_notes(config, resumed, self.total) if resumed else []
         unfinished = resumed if resumed and resumed.step < self.total else None  # a finished run may have only weights
         self.model, self.optimizer = make_optimizer(config, fabric, self.bare, unfinished)
         self.rows = rows_of_process(config, fabric)
         self.carried = make_carried_state(self.bare, self.rows, unfinished)
         self.config = replace(config, model=self.bare.config)  # with its vocabulary
-        self.state = make_state(fabric, self.bare, store, self.validation, self.total, resumed)
+        self.state = make_state(fabric, self.bare, store, self.validation, self.total, resumed, source)
         self.done = self.saved = int(self.state["step"])
         self.seen = torch.tensor(int(self.state["tokens"]), device=fabric.device)
         self.norm = torch.zeros(())
@@ -255,8 +265,11 @@ class Run:
         state, hardware = self.state, self.state["hardware"]
         epochs = self.total * self.config.batch_size / self.batches.windows_per_epoch
         resuming = "; already finished" if self.done == self.total else f"; resuming after step {self.done:,}"
+        trained = sum(parameter.numel() for parameter in self.bare.parameters() if parameter.requires_grad)
+        frozen = f" ({trained:,} of them trained)" if self.config.freeze else ""
         return (
-            f"{state['parameters'] / 1e6:.1f}M parameters, attention over {self.bare.attention_length} positions; "
+            f"{state['parameters'] / 1e6:.1f}M parameters{frozen}, "
+            f"attention over {self.bare.attention_length} positions; "
             f"{state['data']['name']}: {state['data']['tokens']:,} tokens, {self.total:,} steps = "
             f"{epochs:.2f} epochs; {hardware['device']} ({hardware['name']}), {self.config.precision}"
             + (resuming if self.done else "")
@@ -302,6 +315,16 @@ class Run:
         total = self.fabric.all_reduce(value, reduce_op="sum")
         assert isinstance(total, Tensor)
         return total
+
+
+def _length_notes(config: TrainConfig, resumed: Checkpoint, total: int) -> list[str]:
+    """What changes if a resumed run has another number of steps than before."""
+    before = resumed.state["total_steps"]
+    if total in (before, resumed.step):
+        return []
+    last = learning_rate(config.optimizer, resumed.step - 1, before)
+    coming = learning_rate(config.optimizer, resumed.step, total)
+    return [f"{total:,} steps instead of {before:,}: the learning rate goes from {last:.3g} to {coming:.3g}"]
 
 
 @contextmanager

@@ -1,13 +1,43 @@
-"""AdamW and its learning-rate schedule, as in the paper."""
+"""AdamW and its learning-rate schedule, as in the paper, and which parameters are trained."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
 from logpast.training.config import OptimizerConfig
+from logpast.util.errors import UserError, suggest
+
+
+def freeze(model: nn.Module, patterns: list[str]) -> None:
+    """Turn off the gradients of the parameters that `TrainConfig.freeze` names.
+
+    A pattern matches parameters and whole modules. Patterns that start with ! are exceptions to the others, or, if
+    there are no others, to all parameters.
+    """
+    if not patterns:
+        return
+    parameters = dict(model.named_parameters(remove_duplicate=False))  # a shared one goes by each of its names
+    exceptions = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+    chosen = [pattern for pattern in patterns if not pattern.startswith("!")] or ["*"]
+    frozen, kept = (set().union(*(_matching(each, parameters) for each in group)) for group in (chosen, exceptions))
+    for name in frozen - kept:
+        parameters[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise UserError(f"freeze={' '.join(patterns)} leaves no parameter to train; name fewer")
+
+
+def _matching(pattern: str, names: Iterable[str]) -> set[str]:
+    """The names of the parameters that a pattern matches, or whose module it matches."""
+    found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+    if not found:
+        modules = list(dict.fromkeys(name.partition(".")[0] for name in names))
+        raise UserError(f"freeze: no parameter is called {pattern!r}; {suggest(pattern, modules)}")
+    return found
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:

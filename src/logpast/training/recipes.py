@@ -63,7 +63,11 @@ def read_yaml(file: Path) -> Any:
 
 def read_recipe(file: Path) -> dict[str, Any]:
     """A recipe for `train`, as written; `model` is added if it is missing."""
-    return validate_recipe(read_yaml(file), file)
+    values = read_yaml(file)
+    for key, command in (("grids", "sweep"), ("systems", "compare")):
+        if isinstance(values, dict) and key in values:
+            raise UserError(f"{file} is not a recipe for train, but for {command}: use `logpast {command} {file}`")
+    return validate_recipe(values, file)
 
 
 def validate_recipe(values: Any, place: object) -> dict[str, Any]:

@@ -1,16 +1,18 @@
 """Resuming: whether a run starts in its folder, resumes in it, or is refused, and what resuming checks.
 
 - `find_resumption` decides by one table, `DECISIONS`: what was asked, and what the folder holds.
-- `check_resumable` checks what a resumed run must share with its checkpoint.
+- `check_resumable` and `check_length` check what a resumed run must share with its checkpoint.
 - `locked_run_dir` makes the folder ready and keeps other processes out while training runs.
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import yaml
 
 from logpast.data import TokenStore, is_store
 from logpast.training.checkpoint import Checkpoint, checkpoint_path, find_checkpoint, sorted_checkpoints, step_of
-from logpast.training.config import TrainConfig, training_settings
+from logpast.training.config import LENGTH, TrainConfig, training_settings
 from logpast.util.errors import UserError
 from logpast.util.files import (
     LOCK,
@@ -26,7 +28,6 @@ from logpast.util.files import (
     atomic_folder,
     atomic_write,
     exclusive_lock,
-    remove_folder,
     remove_leftovers,
 )
 from logpast.util.serialization import flatten
@@ -37,6 +38,7 @@ class Request(Enum):
 
     START = auto()  # false
     AUTO = auto()  # auto, true
+    BEST = auto()  # best
     PATH = auto()  # the path of a run or of a checkpoint
 
 
@@ -47,7 +49,7 @@ class Contents(Enum):
     STARTED = auto()  # this run, without a checkpoint of its own
     OTHER_STARTED = auto()  # a run with other settings, without a checkpoint
     CHECKPOINTS = auto()  # a run with checkpoints
-    SOURCE = auto()  # the run of the checkpoint that --resume PATH names, which is its latest
+    SOURCE = auto()  # the run of the checkpoint that --resume PATH names
     FOREIGN = auto()  # anything else
 
 
@@ -55,7 +57,7 @@ class Action(Enum):
     """What happens, unless the run is refused with an error message."""
 
     START = auto()  # from step 0
-    RESUME = auto()  # from the checkpoint that --resume PATH names, or else from the latest one of the folder
+    RESUME = auto()  # from the checkpoint that --resume names: a path, or else the best or the latest of the folder
 
 
 EXISTS = "{run} exists already; resume it with --resume auto, or give another --run folder"
@@ -64,7 +66,8 @@ OTHER_SETTINGS = (
     "another --run folder"
 )
 NOT_A_RUN = "{run} exists already and is not a run folder; give another --run folder"
-IN_USE = "{run} holds another run, or a later part of this one; give another --run folder"
+IN_USE = "{run} holds another run; give another --run folder"
+NO_CHECKPOINT = "{run} has no checkpoint to resume from; give the folder of a run, or start one with --resume auto"
 
 DECISIONS: dict[Request, dict[Contents, Action | str]] = {
     Request.START: {
@@ -77,6 +80,13 @@ DECISIONS: dict[Request, dict[Contents, Action | str]] = {
     Request.AUTO: {
         Contents.NOTHING: Action.START,
         Contents.STARTED: Action.START,
+        Contents.OTHER_STARTED: OTHER_SETTINGS,
+        Contents.CHECKPOINTS: Action.RESUME,
+        Contents.FOREIGN: NOT_A_RUN,
+    },
+    Request.BEST: {
+        Contents.NOTHING: NO_CHECKPOINT,
+        Contents.STARTED: NO_CHECKPOINT,
         Contents.OTHER_STARTED: OTHER_SETTINGS,
         Contents.CHECKPOINTS: Action.RESUME,
         Contents.FOREIGN: NOT_A_RUN,
@@ -98,15 +108,25 @@ def find_resumption(config: TrainConfig, store: TokenStore, validation: TokenSto
     if run.exists() and not run.is_dir():
         raise UserError(f"{run} is a file; give another --run folder")
     request = _request(config)
-    given = find_checkpoint(Path(str(config.resume)), "latest") if request is Request.PATH else None
+    given = find_checkpoint(Path(str(config.resume)), "latest", True) if request is Request.PATH else None
     decision = DECISIONS[request][_contents(config, given)]
     if isinstance(decision, str):
         raise UserError(decision.format(run=run))
     if decision is Action.START:
         return None
-    checkpoint = given or find_checkpoint(run, "latest")
+    checkpoint = given or find_checkpoint(run, "best" if request is Request.BEST else "latest", True)
     check_resumable(checkpoint, config, store, validation)
+    best = checkpoint.state["best"]
+    if best and not any(folder.exists() for folder in _best_paths(run, checkpoint)):
+        print(f"logpast: warning: the best checkpoint so far, of step {best['step']}, is missing", file=sys.stderr)
+        checkpoint.state["best"] = None  # the best of those that will be saved
     return checkpoint
+
+
+def _best_paths(run: Path, checkpoint: Checkpoint) -> tuple[Path, Path]:
+    """Where the best checkpoint so far is in the run folder, and in the run that is resumed."""
+    path = checkpoint_path(run, checkpoint.state["best"]["step"])
+    return path, checkpoint.path.with_name(path.name)
 
 
 def check_resumable(
@@ -114,42 +134,54 @@ def check_resumable(
 ) -> None:
     """What resuming checks: a UserError unless the run shares these with its checkpoint.
 
-    - all settings that decide what is learned: every one but those in `config.FREE_TO_CHANGE`
+    - all settings that decide what is learned: every one but `config.FREE_TO_CHANGE` and `config.LENGTH`; the
+      tokenizer by its fingerprint, wherever it was loaded from
     - the training tokens and the validation tokens, by their SHA-256
     """
+    free = LENGTH | ({"data.tokenizer"} if store.tokenizer.fingerprint == checkpoint.fingerprint else set())
     for name, (before, now) in _changed_settings(checkpoint.config, config).items():
-        raise UserError(
-            f"cannot resume {checkpoint.path}: it was trained with {name}={before}, now it is {now}; change that "
-            "back, or give another --run folder"
-        )
+        if name not in free:
+            raise UserError(
+                f"cannot resume {checkpoint.path}: it was trained with {name}={before}, now it is {now}; change that "
+                f"back, or start a new run from its weights (--init_from {checkpoint.path}, another --run folder)"
+            )
     for key, text, use in (("data", store, "trained"), ("validation_data", validation, "validated")):
         before = checkpoint.state.get(key)  # early versions did not save validation_data
         if text and before and before["sha256"] != text.sha256:
             raise UserError(
                 f"cannot resume {checkpoint.path}: {text.name} does not hold the tokens that it was {use} on; restore "
-                "them, or give another --run folder"
+                f"them, or start a new run from its weights (--init_from {checkpoint.path}, another --run folder)"
             )
+
+
+def check_length(checkpoint: Checkpoint, total: int) -> None:
+    """A UserError if the checkpoint has been trained for more steps than the whole run is to have."""
+    if checkpoint.step > total:
+        raise UserError(
+            f"cannot resume {checkpoint.path}: it has been trained for {checkpoint.step} of "
+            f"{checkpoint.state['total_steps']} steps, now {total} are asked for; give at least --steps "
+            f"{checkpoint.step}, or another --run folder"
+        )
 
 
 @contextmanager
 def locked_run_dir(config: TrainConfig, resumed: Checkpoint | None) -> Iterator[None]:
     """Keep other processes out of the run folder, and make it ready for training.
 
-    Creates it, removes what a killed process left, copies the best checkpoint of a run that resumes in another folder,
-    and writes config.yaml.
+    Creates it, removes what a killed process left, moves checkpoints after the one that is resumed to abandoned/,
+    copies the best checkpoint of a run that resumes in another folder, and writes config.yaml.
     """
     config.run.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(config.run, "--run"):
         remove_leftovers(config.run)
         remove_leftovers(config.run / "checkpoints")
-        for folder in sorted_checkpoints(config.run):
-            if resumed is None:  # another process made it after we decided
-                raise UserError(f"another run was started in {config.run}; give another --run folder")
-            if step_of(folder) > resumed.step:  # find_checkpoint passed it over: it is damaged
-                remove_folder(folder)
+        later = [each for each in sorted_checkpoints(config.run) if resumed is None or step_of(each) > resumed.step]
+        if later and resumed is None:  # another process made them after we decided
+            raise UserError(f"another run was started in {config.run}; give another --run folder")
+        if later:
+            _abandon(config.run, later)
         if resumed and resumed.state["best"]:
-            best = checkpoint_path(config.run, resumed.state["best"]["step"])
-            source = resumed.path.with_name(best.name)
+            best, source = _best_paths(config.run, resumed)
             if source.exists() and not best.exists():
                 with atomic_folder(best) as folder:
                     shutil.copytree(source, folder, dirs_exist_ok=True)
@@ -158,10 +190,21 @@ def locked_run_dir(config: TrainConfig, resumed: Checkpoint | None) -> Iterator[
         yield
 
 
+def _abandon(run: Path, folders: list[Path]) -> None:
+    """Move checkpoints that are damaged, or later than the one to resume from, out of the way."""
+    (run / "abandoned").mkdir(exist_ok=True)
+    for folder in folders[::-1]:  # the latest first: a kill leaves a run without gaps
+        target = run / "abandoned" / folder.name
+        free = (path for number in count(2) if not (path := target.with_name(f"{target.name}-{number}")).exists())
+        folder.rename(next(free) if target.exists() else target)
+    names = ", ".join(folder.name for folder in folders)
+    print(f"logpast: moved from checkpoints to {run / 'abandoned'}: {names}; delete them if you like", file=sys.stderr)
+
+
 def _request(config: TrainConfig) -> Request:
-    if config.resume is False:
-        return Request.START
-    return Request.AUTO if config.resume in (True, "auto") else Request.PATH
+    return {False: Request.START, True: Request.AUTO, "auto": Request.AUTO, "best": Request.BEST}.get(
+        config.resume, Request.PATH
+    )
 
 
 def _contents(config: TrainConfig, given: Checkpoint | None) -> Contents:
@@ -171,9 +214,7 @@ def _contents(config: TrainConfig, given: Checkpoint | None) -> Contents:
         return Contents.NOTHING
     saved, copied = set(sorted_checkpoints(run)), set[Path]()
     if given:
-        if any(step_of(folder) > given.step for folder in saved):
-            return Contents.CHECKPOINTS
-        if run.resolve() == given.path.resolve().parents[1]:
+        if given.path.resolve().parent == (run / "checkpoints").resolve():
             return Contents.SOURCE
         if given.state["best"]:  # copied first when a run resumes in another folder: see locked_run_dir
             copied = {checkpoint_path(run, given.state["best"]["step"])}

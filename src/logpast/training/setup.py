@@ -12,12 +12,14 @@ import torch
 
 from logpast.data import TokenStore, is_store, open_tokens
 from logpast.data.batching import Batches, Lanes
+from logpast.evaluation.overlap import training_overlap, warn
 from logpast.models import LanguageModel, Recurrent, State, build
 from logpast.training.checkpoint import Checkpoint
 from logpast.training.compile import compile_model
 from logpast.training.config import DataConfig, TrainConfig
+from logpast.training.init_from import Source, open_source
 from logpast.training.log import Log
-from logpast.training.optimizer import build_optimizer
+from logpast.training.optimizer import build_optimizer, freeze
 from logpast.training.resume import find_resumption, locked_run_dir
 from logpast.util.environment import describe, revision
 from logpast.util.errors import UserError
@@ -74,17 +76,34 @@ def open_inputs(
         store, validation = open_data(config.data)
         if config.data.tokenizer and is_store(config.data.train):  # a token store has its own, whatever a recipe says
             config = replace(config, data=replace(config.data, tokenizer=store.tokenizer.name))
+        if validation and fabric.global_rank == 0 and (overlap := training_overlap(validation, store.identity, store)):
+            warn(validation, overlap, "validate on held-out text (--data.validation) to choose the best checkpoint")
         return config, store, validation, find_resumption(config, store, validation)
 
 
+def open_initial_weights(config: TrainConfig, store: TokenStore, resumed: Checkpoint | None) -> Source | None:
+    """The source of the initial weights, for a new run that names one."""
+    if resumed or config.init_from is None:
+        return None
+    source = open_source(config.init_from)
+    source.check_tokenizer(store)
+    return source
+
+
 def make_model(
-    config: TrainConfig, store: TokenStore, resumed: Checkpoint | None, compiled: bool, device: torch.device
+    config: TrainConfig, store: TokenStore, start: Checkpoint | Source | None, compiled: bool, device: torch.device
 ) -> LanguageModel:
-    """The model with its initial weights, which depend on the seed alone, or with those of a checkpoint."""
+    """The model with its initial weights, which depend on the seed alone, or with those to start from."""
     torch.manual_seed(config.seed)
-    model = build(config.model, store.tokenizer.size)
-    if resumed:
-        resumed.load_weights(model)
+    sizes = config.model
+    if start and sizes.vocabulary is None:
+        sizes = replace(sizes, vocabulary=start.vocabulary)
+    model = build(sizes, store.tokenizer.size)
+    if config.precision == "64-true" and isinstance(start, Source):
+        model.double()  # before the weights are copied, which may be in double precision
+    if start:
+        start.load_weights(model)
+    freeze(model, config.freeze)
     return compile_model(model, device) if compiled else model
 
 
@@ -129,9 +148,17 @@ def make_state(
     validation: TokenStore | None,
     total: int,
     resumed: Checkpoint | None,
+    source: Source | None,
 ) -> dict[str, Any]:
     """What each checkpoint saves as state.json: progress so far, and facts about the run."""
-    progress = resumed.state if resumed else {"step": 0, "tokens": 0, "seconds": 0.0, "best": None}
+    progress: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "best": None}
+    if resumed:
+        progress = dict(resumed.state)
+    if source:
+        progress["init_from"] = source.identity
+    if resumed and resumed.state["total_steps"] != total:
+        before = {"step": resumed.step, "total_steps": resumed.state["total_steps"]}
+        progress["extended"] = [*progress.get("extended", []), before]
     return progress | {
         "total_steps": total,
         "parameters": model.parameter_count(),

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from rich.console import Console
 from rich.live import Live
@@ -14,6 +15,18 @@ from rich.table import Table
 
 BAR_SECONDS = 10.0  # between two lines of one job where there is no terminal
 BOARD_SECONDS = 60.0  # the same for several jobs, whose starts and ends are printed anyway
+
+_hidden: ContextVar[bool] = ContextVar("hidden", default=False)
+
+
+@contextmanager
+def hidden_progress(hidden: bool = True) -> Iterator[None]:
+    """Within this context no progress is shown (`--quiet`); results, warnings and errors still are."""
+    before = _hidden.set(hidden)
+    try:
+        yield
+    finally:
+        _hidden.reset(before)
 
 
 class _Console(Console):
@@ -64,6 +77,7 @@ class ProgressBar(_Lines):
 @contextmanager
 def progress_bar(title: str, total: int | None, done: int = 0, visible: bool = True) -> Iterator[ProgressBar]:
     """Progress of one job, on standard error: standard output is for results."""
+    visible = visible and not _hidden.get()
     console = _Console(file=sys.stderr, quiet=not visible, emoji=False)  # or ":train:" in a title becomes a picture
     if not (visible and console.is_terminal):
         yield ProgressBar(title, total, None, console, done)
@@ -97,8 +111,8 @@ class JobBoard(_Lines):
 @contextmanager
 def job_board(*columns: str) -> Iterator[JobBoard]:
     """Progress of several jobs, on standard error."""
-    console = _Console(file=sys.stderr, emoji=False)
-    if not console.is_terminal:
+    console = _Console(file=sys.stderr, quiet=_hidden.get(), emoji=False)
+    if _hidden.get() or not console.is_terminal:
         yield JobBoard(columns, None, console)
         return
     with Live(console=console, transient=True, refresh_per_second=2) as live:
