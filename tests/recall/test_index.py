@@ -22,7 +22,7 @@ def test_nothing_is_counted_across_streams() -> None:
     rng = np.random.default_rng(0)
     parts = [rng.integers(0, 3, n).tolist() for n in (30, 1, 50)]
     streams = torch.tensor([number for number, part in enumerate(parts) for _ in part])
-    found = index.occurrences(torch.tensor(sum(parts, [])), streams, 3, [4, 100])
+    found = index.occurrences(torch.tensor([token for part in parts for token in part]), streams, 3, [4, 100])
     assert np.array_equal(found.numpy(), np.concatenate([expected(part, 3, [4, 100]) for part in parts]))
 
 

@@ -256,7 +256,9 @@ class _TrainingBatches:
             raise UserError(f"{store.name} has {len(store)} tokens, less than one window of {window}; use more text")
         self.window, self.batch_size, self.seed, self.jitter = window, batch_size, seed, jitter
         self.device = _tokens_on(store, torch.device(device)).device
-        self._windows = lru_cache(maxsize=2)(lambda shift: Windows(store, window, history, streams, shift, device, recall=recall))
+        self._windows = lru_cache(maxsize=2)(
+            lambda shift: Windows(store, window, history, streams, shift, device, recall=recall)
+        )
         self.count = len(self._windows(int(jitter)))  # windows per epoch: the same for every shift above 0
 
     def _shift(self, random: np.random.Generator) -> int:

@@ -195,9 +195,9 @@ class Recurrent(LanguageModel):
             counts: (B, n, m, …) for recall, from the batch.
         """
         nats, extra = [], torch.zeros(len(tokens), device=tokens.device)
-        for i, (segment, wanted, first) in enumerate(zip(*(x.unbind(1) for x in (tokens, targets, fresh)), strict=True)):
-            hidden, state, more = self.segment(segment, self.reset(state, first))
-            nats.append(self.nats(hidden, wanted, None if counts is None else counts[:, i]))
+        for i in range(tokens.shape[1]):
+            hidden, state, more = self.segment(tokens[:, i], self.reset(state, fresh[:, i]))
+            nats.append(self.nats(hidden, targets[:, i], None if counts is None else counts[:, i]))
             extra = extra + more
         return torch.stack(nats, dim=1), {name: value.detach() for name, value in state.items()}, extra
 

@@ -1,7 +1,7 @@
 """`Recall`: an exact memory of wording, mixed into a model's predictions.
 
 Where the log-compressed memory keeps the gist of a long past, recall keeps its wording: it looks up what followed the
-last tokens wherever they occurred before, and mixes that into the prediction. See `naive` for the definition of a match.
+last tokens wherever they occurred before, and mixes that into the prediction. `naive` defines a match.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class RecallForm:
     @property
     def edges(self) -> list[int]:
         """The largest lag of each bin."""
-        near = max(1.0, min(NEAR, self.reach / 4 ** (self.bins - 1)))
-        return sorted({round(edge) for edge in np.geomspace(near, self.reach, self.bins)[::-1]} | {self.reach})
+        near = max(1.0, min(NEAR, self.reach / 4 ** (self.bins - 1))) if self.bins > 1 else self.reach
+        return sorted({round(edge) for edge in np.geomspace(near, self.reach, self.bins)})
 
     def state_bytes(self, vocabulary: int) -> int:
         """Bytes of a `Past` that is as long as the reach."""

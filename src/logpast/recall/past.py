@@ -7,7 +7,7 @@ bin. Positions that match the last n tokens are those that match the last n − 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,23 +29,23 @@ class Past:
         self.positions: dict[int, array[int]] = {}
         self.unigrams = np.zeros((len(self.edges), vocabulary), np.int64)
 
-    def push(self, ids: Iterable[int]) -> None:
-        """Append tokens. A negative id is a missing token."""
-        for token in ids:
-            self.positions.setdefault(token, array("i")).append(len(self.ids))
-            self.ids.append(token)
-            self._count(-1, token, 0)
-            for bin_, edge in enumerate(self.edges):  # the token that has moved beyond the edge
-                if len(self.ids) > edge:
-                    old = self.ids[-1 - edge]
-                    self._count(bin_, old, bin_ + 1)
+    def __len__(self) -> int:
+        return len(self.ids)
 
-    def _count(self, out_of: int, token: int, into: int) -> None:
-        if token >= 0:
-            if out_of >= 0:
-                self.unigrams[out_of, token] -= 1
-            if into < len(self.edges):
-                self.unigrams[into, token] += 1
+    def push(self, ids: Sequence[int]) -> None:
+        """Append tokens. A negative id is a missing token."""
+        before = len(self.ids)
+        self.ids.extend(ids)
+        for position, token in enumerate(ids, before):
+            self.positions.setdefault(token, array("i")).append(position)
+        every = np.frombuffer(self.ids, np.int32)
+        for bin_, edge in enumerate([0, *self.edges]):  # tokens that have moved beyond the edge, into the next bin
+            moved = every[max(0, before - edge) : max(0, len(every) - edge)]
+            moved = moved[moved >= 0]
+            if bin_:
+                np.subtract.at(self.unigrams[bin_ - 1], moved, 1)
+            if bin_ < len(self.edges):
+                np.add.at(self.unigrams[bin_], moved, 1)
 
     def look(self) -> Matches:
         """What followed the last tokens before."""
