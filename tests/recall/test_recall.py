@@ -19,7 +19,7 @@ def recall() -> Recall:
 def test_edges_are_log_spaced_and_end_at_the_reach() -> None:
     assert RecallForm(8192).edges == [64, 323, 1625, 8192]
     assert RecallForm(8192, bins=1).edges == [8192]
-    assert RecallForm(3, bins=4).edges == [3]
+    assert RecallForm(3, bins=4).edges == [1, 2, 3]
 
 
 def test_probabilities_sum_to_one_and_the_loss_of_a_target_is_that_of_the_mixture(recall: Recall) -> None:
