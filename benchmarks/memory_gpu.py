@@ -72,7 +72,7 @@ def copy_bandwidth() -> float:
 def implementations(
     memory: LogMemory, table: Tensor, upstream: Tensor
 ) -> dict[str, dict[str, Callable[[Tensor], Any]]]:
-    filters = memory.filters.to(table.dtype)
+    filters = torch.from_numpy(memory.bank.weights[::-1, ::-1].copy()).to(table)
     leaf = table.detach().requires_grad_()
 
     def einsum(ids: Tensor, rows: Tensor = table) -> Tensor:

@@ -18,7 +18,7 @@ from logpast import cli, generation
 from logpast.cli import COMMANDS, SECTIONS, main
 from logpast.data import TokenStore
 from logpast.models import RecentConfig
-from logpast.training import loop
+from logpast.training import loop, memory_check
 from logpast.training.checkpoint import find_checkpoint, open_checkpoint, sorted_checkpoints
 from logpast.training.config import TrainConfig
 from logpast.training.recipes import shipped_recipes
@@ -432,13 +432,15 @@ def test_full_disk_while_saving(
     assert find_checkpoint(tmp_path / "run", "latest").step == 4
 
 
-@pytest.mark.parametrize("wait", [3.0, 6.0, 9.0])
-def test_ctrl_c_leaves_no_traceback(wait: float, store: TokenStore, tmp_path: Path) -> None:
-    """During imports, set-up and training."""
-    words = ["--run", tmp_path / "run", "--data.train", store.path, *TINY, "--steps=100000000"]
+@pytest.mark.parametrize("begun", [None, ".", "log.jsonl"], ids=["imports", "set-up", "training"])
+def test_ctrl_c_leaves_no_traceback(begun: str | None, store: TokenStore, tmp_path: Path) -> None:
+    words = ["--run", tmp_path / "run", "--data.train", store.path, *TINY, "--steps=100000000", "--log_every=1"]
     command = [sys.executable, "-m", "logpast", "train", *map(str, words)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(wait)
+    time.sleep(1)
+    while begun and not (tmp_path / "run" / begun).exists():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
@@ -483,6 +485,63 @@ def test_a_full_disk_is_a_one_line_error(
     error = capsys.readouterr().err
     assert error.startswith(f"logpast: the disk: {os.strerror(number)};")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ],
+)
+def test_out_of_memory_is_a_one_line_error(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def allocate(words: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "run", allocate)
+    assert "batch_size" in error_of(capsys, "train")
+    error = RuntimeError("a bug")
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["train"])
+
+
+def test_batches_and_models_that_cannot_fit_are_refused_at_once(
+    store: TokenStore,
+    tmp_path: Path,
+    tiny_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words, setting in (
+        (["--batch_size=100000000"], "micro_batch_size"),
+        (["--batch_size=10000000000", "--micro_batch_size=2"], "batch_size (10,000,000,000)"),
+        (["--model.width=4000000"], "model.width"),
+        (["--model.width=4000000000"], "model.width"),
+        (["--model.layers=1000000000000"], "model.layers"),
+    ):
+        error = error_of(capsys, "train", "--run", tmp_path / "run", "--data.train", store.path, *TINY, *words)
+        assert setting in error
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(memory_check, "memory_of", lambda device: 50_000)
+    for command in (["eval", "--checkpoint", tiny_run], ["analyze", tiny_run, "--out", tmp_path / "analysis"]):
+        assert "batch_size (1,000)" in error_of(capsys, *command, "--data", store.path, "--batch_size=1000")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_every_command_like_ctrl_c(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that sweeps, comparisons, analyses and the demo stop what they have started, and save."""
+    before = signal.signal(number, lambda *_: pytest.fail("not handled"))
+    monkeypatch.setattr(cli, "run", lambda words: signal.raise_signal(number))
+    try:
+        assert run("sweep") == 130
+    finally:
+        signal.signal(number, before)
+    assert capsys.readouterr().err == "logpast: interrupted\n"
 
 
 def test_print_config_shows_options_without_value_as_true(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from logpast.data import TokenStore
-from logpast.data.batching import Segments
+from logpast.data.batching import Batch, Segments
 from logpast.evaluation.evaluate import evaluate
 from logpast.evaluation.scoring import score
 from logpast.filters import FilterBank
@@ -27,10 +27,11 @@ from logpast.models import SYSTEMS, LanguageModel, RecentConfig, Recurrent, buil
 from logpast.sweeps.cell import run_cell
 from logpast.training.checkpoint import find_checkpoint
 from logpast.training.compile import compile_model
-from logpast.training.config import TrainConfig
+from logpast.training.config import OptimizerConfig, TrainConfig
 from logpast.training.log import read_log
 from logpast.training.loop import train
 from logpast.training.recipes import SHIPPED
+from memory.helpers import HISTORIES, TABLES, TRANSFORMS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,7 +87,7 @@ def test_compiled_fused_memory_at_full_size_is_exact_and_bit_reproducible(slots:
     assert out.dtype == torch.bfloat16
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
-    filters = memory.filters.double()
+    filters = torch.from_numpy(naive.in_time_order(memory.bank)).cuda()
     exact = naive.compress_ids(filters, ids, table.detach().to(torch.bfloat16).double())
     assert relative(out, exact) < 3e-3
     exact_table = table.detach().double().requires_grad_()
@@ -111,12 +112,62 @@ def test_fused_memory_with_many_slots(slots: int, dtype: torch.dtype) -> None:
     assert relative(table.grad, exact.grad) < 2 * BOUNDS[dtype]
 
 
-def test_memory_filters_move_with_the_module_and_stay_float32() -> None:
-    memory = LogMemory(8, FilterBank(slots=9)).cuda().half()
-    assert memory.filters.is_cuda
-    assert memory.filters.dtype == torch.float32
-    exact = memory.bank.weights[::-1, ::-1].astype(np.float32)
-    assert (memory.filters.cpu().numpy() == exact).all()
+@pytest.mark.parametrize("path", ["naive", "bag", "support"])
+def test_memory_filters_are_on_the_device_of_the_table_and_float32(path: str) -> None:
+    """The slots of an identity matrix are the filters."""
+    memory = LogMemory(16, FilterBank(slots=17), norm=False, path=path).half()  # type: ignore[arg-type]
+    slots = memory.from_ids(torch.arange(16, device="cuda").unsqueeze(0), torch.eye(16, device="cuda"))
+    exact = torch.from_numpy(naive.in_time_order(memory.bank))
+    torch.testing.assert_close(slots[0].cpu().double(), exact, rtol=1e-6, atol=1e-18)
+
+
+@pytest.mark.parametrize("scale", [0.02, 1, 1000])
+@pytest.mark.parametrize("path", ["naive", "bag", "support", "fused"])
+def test_normalised_slots_of_short_and_padded_histories_equal_the_definition(path: str, scale: float) -> None:
+    """The LayerNorm magnifies the slots of filters whose largest weights are not in sight."""
+    torch.manual_seed(0)
+    bank = FilterBank()
+    table, ids = scale * torch.randn(500, 64, device="cuda"), torch.randint(500, (8, bank.horizon), device="cuda")
+    for row, length in enumerate((0, 1, 7, 53, 300, 1000, 4096)):
+        ids[row, : bank.horizon - length] = -1
+    ids[7, 300:] = -1
+    exact = LogMemory(64, bank, path="naive").to("cuda", torch.float64)
+    ours = LogMemory(64, bank, path=path).cuda()  # type: ignore[arg-type]
+    for some in (ids, ids[:, -1000:]):
+        error = ours.from_ids(some, table) - exact.from_ids(some, table.double())
+        assert error.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_torch_func_on_a_gpu_equals_naive(transform: str) -> None:
+    ours, exact = (LogMemory(3, FilterBank(slots=5), norm=False, path=path) for path in ("auto", "naive"))  # type: ignore[arg-type]
+    ids, tables = HISTORIES.cuda(), TABLES.cuda().float()
+    results = [TRANSFORMS[transform](memory, ids, tables) for memory in (ours, exact)]
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+def test_memory_of_a_model_from_the_meta_device_in_a_cuda_graph() -> None:
+    """The filters are made in the warm-up and stay where they are; the replay reads them."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        memory = LogMemory(8, FilterBank(slots=33))
+    memory.load_state_dict(LogMemory(8, memory.bank).cuda().state_dict(), assign=True)
+    table = torch.randn(50, 8, device="cuda")
+    replay = Replay(lambda batch: memory.from_ids(batch.history, table))
+    for _ in range(8):
+        ids = torch.randint(-1, 50, (2, 256), device="cuda")
+        assert torch.equal(replay(Batch(ids, ids, ids)), memory.from_ids(ids, table))
+
+
+def test_the_fused_memory_never_waits_for_the_gpu() -> None:
+    memory = LogMemory(8, FilterBank(slots=33)).cuda()
+    table, ids = torch.randn(50, 8, device="cuda", requires_grad=True), torch.randint(50, (2, 256), device="cuda")
+    memory.from_ids(ids, table).sum().backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        memory.from_ids(ids, table).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -326,6 +377,21 @@ def test_compiled_system_has_the_gradients_of_the_plain_one(train_config: TrainC
     for true, one, other in zip(exact, usual, ours, strict=True):
         if true is not None:
             assert (other - true).norm() <= 2 * (one - true).norm() + 1e-3 * true.norm()
+
+
+@pytest.mark.parametrize(
+    ("freeze", "trained"),
+    [(["!memory"], "memory"), (["!blocks.1.mlp_in"], "blocks.1.mlp_in"), (["blocks", "positions", "table"], "")],
+)
+def test_frozen_parameters_keep_their_values_in_a_compiled_cuda_graph(
+    train_config: TrainConfig, freeze: list[str], trained: str
+) -> None:
+    config = replace(train_config, accelerator="cuda", precision="bf16-mixed", freeze=freeze, steps=8)
+    train(replace(config, run=config.run.with_name("initial"), optimizer=OptimizerConfig(0, 0, 0)))
+    train(config)
+    before, after = (find_checkpoint(run, "latest").weights() for run in (config.run.with_name("initial"), config.run))
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in after if name.startswith(trained or ("memory", "norm"))}
 
 
 def test_resumed_training_continues_with_the_optimizer_state(train_config: TrainConfig) -> None:

@@ -196,6 +196,18 @@ def _kernels_gpu(results: Path) -> str:
     return as_markdown(Table(["switched off", "ms", "step time"], rows))
 
 
+def _memory_accuracy(results: Path) -> str:
+    """One row per device, type and path: the largest error over all lengths, by scale."""
+    worst: dict[tuple[str, str, str], dict[float, float]] = {}
+    for device in ("cpu", "gpu"):
+        for row in read_table(results, f"memory_accuracy_{device}")["rows"]:
+            by_scale = worst.setdefault((device.upper(), row["type"], row["path"]), {})
+            by_scale[row["scale"]] = max(by_scale.get(row["scale"], 0.0), row["short"], row["padded"])
+    scales = next(iter(worst.values()))
+    rows = [[*key, *(f"{by_scale[scale]:.1e}" for scale in scales)] for key, by_scale in worst.items()]
+    return as_markdown(Table(["device", "type", "path", *(f"scale {scale:,g}" for scale in scales)], rows))
+
+
 def _memory_gpu(results: Path) -> str:
     rows = [
         [row["way"], f"{row['text'].split()[0].split(':')[0].replace('wiki22k', 'text')}, {row['horizon']:,} "
@@ -399,10 +411,13 @@ def _quarter_heads(millions: float) -> list[str]:
 
 def _analyses(results: Path, name: str) -> dict[str, dict[str, Any]]:
     """seed -> saved analysis of a pair."""
-    found = [read_analysis(folder) for folder in sorted((results / "analyses").glob(f"{name}-seed*"))]
+    found = {folder: read_analysis(folder) for folder in sorted((results / "analyses").glob(f"{name}-seed*"))}
     if not found:
         raise FileNotFoundError(None, None, str(results / "analyses" / f"{name}-seed*"))
-    return {f"seed {each['model']['seed']}": each for each in found}
+    for folder, each in found.items():
+        if each["control"] is None or "absent" in each["lags"]:
+            raise UserError(f"{folder} is not the analysis of a memory and its control; restore it")
+    return {f"seed {each['model']['seed']}": each for each in found.values()}
 
 
 def _compared_by_token(results: Path, *, name: str) -> str:
@@ -452,6 +467,7 @@ VIEWS: dict[str, View] = {
     "price-of-memory": _price_of_memory,
     "price-of-attention": _price_of_attention,
     "kernels-gpu": _kernels_gpu,
+    "memory-accuracy": _memory_accuracy,
     "memory-gpu": _memory_gpu,
     "score-gpu": _score_gpu,
     "fast-step": _fast_step,

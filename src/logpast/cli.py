@@ -4,18 +4,21 @@ Nothing slow is imported before a command is chosen.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logpast.util.errors import DISK_FULL, UserError, one_line, suggest
+from logpast.util.errors import DISK_FULL, OUT_OF_MEMORY, UserError, is_out_of_memory, one_line, suggest
+from logpast.util.signals import SIGHUP, handle_signals, silence_closed_terminal
 from logpast.version import __version__
 
 if TYPE_CHECKING:
@@ -110,28 +113,43 @@ From a text to a model that continues it:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one command. Exit code 2 is a mistake of the user, reported in one line; 130 is Ctrl-C."""
+    """Run one command. Exit code 2 is a mistake of the user, reported in one line; 130 is Ctrl-C, SIGTERM or SIGHUP."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot print τ still gets the rest
+    with handle_signals(_interrupt, signal.SIGTERM, SIGHUP):  # Python itself handles Ctrl-C
+        code = _run_and_report(sys.argv[1:] if argv is None else argv)
+    sys.exit(code)
+
+
+def _interrupt(number: int) -> None:
+    raise KeyboardInterrupt
+
+
+def _run_and_report(argv: list[str]) -> int:
+    """Run one command and print its error, if there is one. Returns the exit code."""
     try:
-        code = run(sys.argv[1:] if argv is None else argv)
+        return run(argv)
     except UserError as error:
         print(f"logpast: {error}", file=sys.stderr)
-        code = 2
     except KeyboardInterrupt:
         print("logpast: interrupted", file=sys.stderr)
-        code = 130
+        return 130
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        return 0
     except OSError as error:
+        if error.errno == errno.EIO and silence_closed_terminal():
+            return 0
         if error.filename is None and error.errno not in DISK_FULL:
             raise  # not about a file: a bug
         fix = "; free some space, or write elsewhere" if error.errno in DISK_FULL else ""
         print(f"logpast: {error.filename or 'the disk'}: {error.strerror}{fix}", file=sys.stderr)
-        code = 2
-    sys.exit(code)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"logpast: {OUT_OF_MEMORY}", file=sys.stderr)
+    return 2
 
 
 def run(argv: list[str]) -> int:
@@ -274,12 +292,15 @@ def _expand_flags(parser: ArgumentParser, argv: list[str]) -> list[str]:
 
 def _join_lists(parser: ArgumentParser, argv: list[str]) -> list[str]:
     """`--freeze table norm` as `--freeze=["table", "norm"]`. Only for parsers without positional arguments."""
-    lists = {name for a in parser._actions if getattr(a, "_typehint", None) == list[str] for name in a.option_strings}
+    actions = [action for action in parser._actions if getattr(action, "_typehint", None) == list[str]]
+    for action in actions:
+        action.metavar = "NAME ..."  # in the help
+    lists = {name for action in actions for name in action.option_strings}
     joined, words = list[str](), list(argv)
     while words:
         word = words.pop(0)
         values = list[str]()
-        while word in lists and words and not words[0].startswith("--"):
+        while word in lists and words and not words[0].startswith("-"):
             values.append(words.pop(0))
         given_as_list = len(values) == 1 and values[0].startswith("[") and values[0].endswith("]")
         joined += [word, *values] if given_as_list or not values else [f"{word}={json.dumps(values)}"]

@@ -27,7 +27,7 @@ from logpast.models.base import State
 from logpast.models.decoder import KeyValueCache
 from logpast.recall import Past, RecallForm
 from logpast.training.checkpoint import find_checkpoint
-from logpast.util.environment import pick_device
+from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
 from logpast.util.progress import progress_bar
 from logpast.util.validation import validate_arguments
@@ -54,45 +54,40 @@ def generate(
 ) -> str | list[str]:
     """Generate text from a prompt with a trained model. Text appears as it is generated.
 
-        With --interactive, each line that you type, or that standard input holds, is appended to the text so far after a
-        line break, and the model continues: it remembers all earlier lines and answers. An empty line continues without
-        appending anything. Ctrl-C stops the current answer, /reset forgets the text so far, Ctrl-D ends.
+    With --interactive, each line that you type, or that standard input holds, is appended to the text so far after a
+    line break, and the model continues: it remembers all earlier lines and answers. An empty line continues without
+    appending anything. Ctrl-C stops the current answer, /reset forgets the text so far, Ctrl-D ends.
 
-        Examples:
-            logpast generate --checkpoint runs/mine --prompt "Once upon a time"
-            logpast generate --checkpoint runs/mine --prompt_file chapter.txt --tokens 500 --top_p 0.95 --echo false
-            logpast generate --checkpoint runs/mine --temperature 0        # always the most likely token
-            logpast generate --checkpoint runs/mine --prompt "The" --samples 5 --stop . $'\\n'
-            logpast generate --checkpoint runs/mine --interactive
+    Examples:
+        logpast generate --checkpoint runs/mine --prompt "Once upon a time"
+        logpast generate --checkpoint runs/mine --prompt_file chapter.txt --tokens 500 --top_p 0.95 --echo false
+        logpast generate --checkpoint runs/mine --temperature 0        # always the most likely token
+        logpast generate --checkpoint runs/mine --prompt "The" --samples 5 --stop . $'\\n'
+        logpast generate --checkpoint runs/mine --interactive
 
-        Args:
-            checkpoint: a run folder (its best checkpoint is used) or one checkpoints/step-… folder.
-            prompt: the text to continue; may be empty.
-    <<<<<<< HEAD
-            prompt_file: read the prompt from this file ("-" is standard input), which may be as long as a book and is
-                read as training text is: UTF-8, with LF as line end.
-            tokens: how many tokens to generate.
-    =======
-            prompt_file: read the prompt from this file ("-" is standard input); it may be as long as a book.
-            tokens: how many tokens to generate at most; in an interactive session, per line.
-    >>>>>>> area-f
-            temperature: sampling temperature; 0 always takes the most likely token.
-            top_k: sample from the k most likely tokens only.
-            top_p: sample from the most likely tokens whose probabilities add up to this.
-            stop: end when one of these texts has been generated. It is not printed. The shell writes a line break as
-                $'\\n'.
-            samples: generate this many texts from the prompt, in one batch. The first is what one sample with this seed
-                would be, the second what one with seed + 1 would be, and so on, up to rounding.
-            seed: the same seed gives the same text on the same machine.
-            echo: print the prompt before the generated text; --echo false leaves it out. An interactive session never
-                repeats your lines.
-            interactive: read lines from the terminal or standard input and continue after each; see above. A prompt is the
-                first line.
-            device: auto, cpu, cuda or mps.
+    Args:
+        checkpoint: a run folder (its best checkpoint is used) or one checkpoints/step-… folder.
+        prompt: the text to continue; may be empty.
+        prompt_file: read the prompt from this file ("-" is standard input), which may be as long as a book and is read
+            as training text is: UTF-8, with LF as line end.
+        tokens: how many tokens to generate at most; in an interactive session, per line.
+        temperature: sampling temperature; 0 always takes the most likely token.
+        top_k: sample from the k most likely tokens only.
+        top_p: sample from the most likely tokens whose probabilities add up to this.
+        stop: end when one of these texts has been generated. It is not printed. The shell writes a line break as
+            $'\\n'.
+        samples: generate this many texts from the prompt, in one batch. The first is what one sample with this seed
+            would be, the second what one with seed + 1 would be, and so on, up to rounding.
+        seed: the same seed gives the same text on the same machine.
+        echo: print the prompt before the generated text; --echo false leaves it out. An interactive session never
+            repeats your lines.
+        interactive: read lines from the terminal or standard input and continue after each; see above. A prompt is the
+            first line.
+        device: auto, cpu, cuda or mps.
 
-        Returns:
-            The prompt, unless echo is false, and the generated text; a list of such texts if samples is given. Of an
-            interactive session, the text that the model remembers at its end.
+    Returns:
+        The prompt, unless echo is false, and the generated text; a list of such texts if samples is given. Of an
+        interactive session, the text that the model remembers at its end.
     """
     stop = [_valid_utf8(text) for text in stop or []]
     _check_options(tokens, temperature, top_k, top_p, stop, samples, seed)
@@ -121,14 +116,15 @@ def generate(
         by_sample = (map(itemgetter(number), copy) for number, copy in enumerate(copies))
         return [until_stop(decode(each, tokenizer), stop) for each in by_sample]
 
-    if interactive:
-        return _converse(reader, tokenizer, prompt, lambda text: continue_text(text)[0])
-    texts = []
-    for number, pieces in enumerate(continue_text(prompt), 1):
-        if count > 1:
-            print(f"--- sample {number} of {count} ---")
-        texts.append("".join(_printed(chain([prompt] if echo else [], pieces))))
-    return texts[0] if samples is None else texts
+    with cpu_threads(thread_count(model.parameter_count())):
+        if interactive:
+            return _converse(reader, tokenizer, prompt, lambda text: continue_text(text)[0])
+        texts = []
+        for number, pieces in enumerate(continue_text(prompt), 1):
+            if count > 1:
+                print(f"--- sample {number} of {count} ---")
+            texts.append("".join(_printed(chain([prompt] if echo else [], pieces))))
+        return texts[0] if samples is None else texts
 
 
 def _printed(pieces: Iterable[str]) -> Iterator[str]:

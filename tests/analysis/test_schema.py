@@ -51,6 +51,7 @@ def test_new_analyses_are_valid(name: str, runs: dict[str, Path], store: TokenSt
         ("lags.shuffled", 5),
         ("stride.model.stride", [0, 1, 2]),
         ("documents", {"absent": 1}),
+        ("data.training_overlap", 1),
     ],
 )
 def test_wrong_value_is_named(place: str, value: object, result: dict[str, Any]) -> None:
@@ -62,7 +63,8 @@ def test_wrong_value_is_named(place: str, value: object, result: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    "place", ["model.system", "position.binned.to", "frequency.counted_in", "lags.cut", "stride.model"]
+    "place",
+    ["model.system", "position.binned.to", "frequency.counted_in", "lags.cut", "stride.model", "by_token.lost"],
 )
 def test_missing_value_is_named(place: str, result: dict[str, Any]) -> None:
     *path, last = place.split(".")

@@ -24,9 +24,10 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    hub.connection_problem.cache_clear()
+    cached = hub.connection_problem
+    cached.cache_clear()
     yield
-    hub.connection_problem.cache_clear()
+    cached.cache_clear()
 
 
 @pytest.fixture
@@ -63,8 +64,11 @@ def test_without_a_network_the_error_comes_once_and_without_retries(
 def test_in_offline_mode_the_network_is_not_waited_for(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(setting, "1")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)  # set when `datasets` is imported
-    monkeypatch.setattr(hub, "_connect", lambda *address: threading.Event().wait())
-    monkeypatch.setattr(hub, "SECONDS", 60.0)
+
+    def waited_for(*server: Any) -> None:
+        raise AssertionError("the connection was waited for")
+
+    monkeypatch.setattr(hub, "connection_problem", waited_for)
     with pytest.raises(UserError, match=rf"wiki\.test\.raw .*LOGPAST_DATA .*{setting}=1"):
         find("wikitext103:test").probe()
 

@@ -19,6 +19,8 @@ def test_shared_documents_are_counted_token_for_token() -> None:
     assert shared_documents(text, TRAIN) == 2
     assert training_overlap(text, TRAIN.identity, TRAIN) == "2 of its 5 documents are in the training text"
     assert training_overlap(text, TRAIN.identity) is None  # the training text is not available
+    text = TokenStore.in_memory([[4, 4, 4, 4], [2, 2]], size=6, eot=5)
+    assert training_overlap(text, TRAIN.identity, TRAIN) == "all its documents (2) are in the training text"
 
 
 def test_unseen_text_has_no_overlap() -> None:

@@ -169,10 +169,10 @@ def test_rows_that_need_a_caveat_are_named_below_the_table(tmp_path: Path, capsy
     plain = shown(interval=None)
     assert plain.count("\n") == 3
     for more, caveat in (
-        ({"stride": 64}, "scored in overlapping windows (scores.stride): second"),
+        ({"stride": 64}, "scored in overlapping windows (scores.stride): second (a→b)"),
         (
             {"training_overlap": "it is"},
-            "scored on text that the model was trained on (scores.training_overlap): second",
+            "scored on text that the model was trained on (scores.training_overlap): second (a→b)",
         ),
     ):
         assert shown(**more) == f"{plain}{caveat}\n"

@@ -1,15 +1,24 @@
 """LogMemory: all paths against the definition, inputs of any length and type, and the bank's precision."""
 
 import copy
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from logpast.filters import FilterBank
 from logpast.kernels.ops import HAS_TRITON
 from logpast.memory import LogMemory, naive
-from memory.helpers import BANKS, BOUNDS, bank_id, memory_of, relative_error
+from memory.helpers import BANKS, BOUNDS, HISTORIES, TABLES, TRANSFORMS, bank_id, memory_of, relative_error
 
 
 @pytest.mark.parametrize("path", ["naive", "bag", "support", "auto"])
@@ -38,7 +47,32 @@ def test_gradients_equal_finite_differences(path: str) -> None:
     memory = memory_of(FilterBank(slots=9, sharpness=20), path, torch.float64, 3)
     table = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     ids = torch.tensor([[1, 2, -1, 4], [0, 0, 3, 1]])
-    assert torch.autograd.gradcheck(lambda t: memory.from_ids(ids, t), table)
+    assert torch.autograd.gradcheck(lambda t: memory.from_ids(ids, t), table, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda t: memory.from_ids(ids, t).square(), table)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("path", ["bag", "support"])
+def test_torch_func_equals_naive(path: str, transform: str) -> None:
+    ours, exact = (memory_of(BANKS[1], each, torch.float64, 3) for each in (path, "naive"))
+    results = [TRANSFORMS[transform](memory, HISTORIES, TABLES) for memory in (ours, exact)]
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("transform", ["jvp", "vmap over ids and tables"])
+def test_torch_func_in_compiled_code_equals_naive(transform: str) -> None:
+    ours, exact = (memory_of(BANKS[1], each, torch.float64, 3) for each in ("auto", "naive"))
+    compiled = torch.compile(lambda: TRANSFORMS[transform](ours, HISTORIES, TABLES), backend="aot_eager")
+    torch.testing.assert_close(compiled(), TRANSFORMS[transform](exact, HISTORIES, TABLES))
+
+
+def test_tangents_of_dual_tensors() -> None:
+    ours, exact = (memory_of(BANKS[1], path, torch.float64, 3) for path in ("auto", "naive"))
+    with forward_ad.dual_level():
+        table = forward_ad.make_dual(*TABLES)
+        for compute in (lambda memory: memory.from_ids(HISTORIES[0], table), lambda memory: memory(table[None])):
+            tangent, expected = (forward_ad.unpack_dual(compute(memory)).tangent for memory in (ours, exact))
+            torch.testing.assert_close(tangent, expected)
 
 
 def test_padding_may_hold_nan() -> None:
@@ -73,23 +107,183 @@ def test_only_the_last_embeddings_within_the_horizon_count() -> None:
     torch.testing.assert_close(memory(history), memory(history[:, -memory.bank.horizon :]))
 
 
-def test_casting_the_module_does_not_round_the_filters() -> None:
-    memory = LogMemory(4, FilterBank(slots=33, sharpness=200))
-    exact = torch.from_numpy(memory.bank.weights[::-1, ::-1].copy())
-    torch.testing.assert_close(memory.bfloat16().filters.double(), exact, rtol=1e-6, atol=1e-37)
-    assert memory.norm.weight.dtype == torch.bfloat16
-    assert (memory.double().filters == exact).all()
-    assert (memory.to("meta").to_empty(device="cpu").double().filters == exact).all()
+@pytest.mark.parametrize("path", ["naive", "bag", "support"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_casting_the_module_does_not_round_the_filters(path: str, dtype: torch.dtype) -> None:
+    """The slots of an identity matrix are the filters."""
+    memory = memory_of(FilterBank(slots=21, sharpness=200), path, dtype)
+    exact = torch.from_numpy(naive.in_time_order(memory.bank))
+    ids, identity = torch.arange(32).unsqueeze(0), torch.eye(32, dtype=torch.float64)
+    assert torch.equal(
+        memory.from_ids(ids, identity)[0].masked_fill(exact < 1e-19, 0), exact.masked_fill(exact < 1e-19, 0)
+    )
+    torch.testing.assert_close(memory.from_ids(ids, identity.float())[0].double(), exact, rtol=1e-6, atol=1e-18)
+
+
+class Model(nn.Module):
+    """A table and a memory; both ways to compute the slots."""
+
+    def __init__(self, bank: FilterBank = BANKS[2]) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 6)
+        self.memory = LogMemory(6, bank)
+        nn.init.normal_(self.memory.norm.weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.cat([self.memory.from_ids(ids, self.table), self.memory(self.table(ids))])
+
+
+@pytest.fixture
+def uninitialised_is_nan() -> Iterator[None]:
+    """Memory that is not initialised holds NaN instead of what was there before."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+IDS = torch.randint(20, (2, 150), generator=torch.Generator().manual_seed(0))
+
+
+def test_from_pretrained_of_transformers_keeps_the_filters(tmp_path: Path, uninitialised_is_nan: None) -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Pretrained(transformers.PreTrainedModel):  # type: ignore[misc, name-defined]
+        config_class = transformers.PretrainedConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.model = Model()
+            self.post_init()
+
+    model = Pretrained(transformers.PretrainedConfig())
+    model.save_pretrained(tmp_path)
+    for dtype in (torch.float32, torch.bfloat16):
+        loaded = Pretrained.from_pretrained(tmp_path, dtype=dtype)
+        assert loaded.model.table.weight.dtype == dtype
+        assert torch.equal(loaded.model(IDS), copy.deepcopy(model.model).to(dtype)(IDS))
+
+
+@pytest.mark.parametrize("load", ["assign", "to_empty"])
+def test_loading_a_model_from_the_meta_device_keeps_the_filters(load: str, uninitialised_is_nan: None) -> None:
+    model = Model()
+    with torch.device("meta"):
+        loaded = Model()
+    if load == "to_empty":
+        loaded.to_empty(device="cpu")
+    loaded.load_state_dict(model.state_dict(), assign=load == "assign")
+    assert torch.equal(torch.compile(loaded, backend="aot_eager", fullgraph=True)(IDS), model(IDS))
+    assert torch.equal(loaded(IDS), model(IDS))
+
+
+def test_copies_and_pickles_have_the_bank_but_no_filters() -> None:
+    model = Model()
+    before = len(pickle.dumps(model.memory))
+    slots = model(IDS)
+    assert len(pickle.dumps(model.memory)) == before
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    for same in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
+        assert torch.equal(same(IDS), slots)
+
+
+FIRST_USES: dict[str, Callable[[Model], Any]] = {
+    "inference": lambda model: torch.inference_mode()(model)(IDS),
+    "torch.func": lambda model: torch.func.grad(lambda x: model.memory(x).sum())(torch.randn(1, 9, 6)),
+    "vmap": lambda model: torch.func.vmap(model)(IDS.expand(3, -1, -1)),
+    "fake": lambda model: use_fake(model),
+    "autocast": lambda model: torch.autocast("cpu", torch.bfloat16)(model)(IDS),
+}
+
+
+def use_fake(model: Model) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model(torch.zeros(2, 150, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("first", FIRST_USES)
+def test_a_first_use_anywhere_leaves_ordinary_filters(first: str) -> None:
+    model = Model()
+    same = copy.deepcopy(model)
+    FIRST_USES[first](model)
+    for each in (model, same):
+        each(IDS).square().sum().backward()
+    assert torch.equal(model.table.weight.grad, same.table.weight.grad)
+
+
+def test_the_filters_keep_their_addresses() -> None:
+    """A CUDA graph reads them there."""
+    memory = LogMemory(6, BANKS[2])
+    layout = memory._layout("support", torch.zeros(1))
+    memory.half().to("meta").to_empty(device="cpu").load_state_dict(memory.state_dict())
+    assert memory._layout("support", torch.zeros(1)).filters.data_ptr() == layout.filters.data_ptr()
+
+
+def test_compiled_modules_have_their_own_filters_and_are_compiled_once() -> None:
+    """Banks of the same horizon, so that nothing else tells the modules apart."""
+    torch.compiler.reset()  # functions that could not be compiled elsewhere
+    counter = CompileCounterWithBackend("aot_eager")
+    models = [Model(FilterBank(slots=21, sharpness=k)) for k in (20, 40)]
+    compiled = [torch.compile(model.memory.from_ids, backend=counter, fullgraph=True) for model in models]
+    for _ in range(3):
+        for model, ours in zip(models, compiled, strict=True):
+            assert torch.equal(ours(IDS, model.table), model.memory.from_ids(IDS, model.table))
+    assert counter.frame_count == 2
+
+
+def missing(ids: Tensor, kind: str, length: int) -> Tensor:
+    """Histories with only some of their tokens."""
+    before, after = torch.full_like(ids, -1), ids.clone()
+    if kind == "short":
+        return ids[:, -length:]
+    if kind == "padded before":
+        return torch.cat([before[:, length:], ids[:, -length:]], dim=1)
+    if kind == "padded after":
+        return torch.cat([ids[:, :length], before[:, length:]], dim=1)
+    after[:, -length : -length // 2] = -1
+    return after
+
+
+@pytest.mark.parametrize("scale", [0.02, 1, 1e3, 1e6])
+@pytest.mark.parametrize("path", ["bag", "support"])
+@pytest.mark.parametrize("kind", ["short", "padded before", "padded after", "hole"])
+def test_normalised_slots_of_incomplete_histories_equal_the_definition(kind: str, path: str, scale: float) -> None:
+    """The LayerNorm magnifies the slots of filters whose largest weights are not in sight."""
+    torch.manual_seed(0)
+    bank = FilterBank(slots=41, sharpness=100)
+    table, whole = scale * torch.randn(50, 16), torch.randint(50, (2, bank.horizon))
+    exact, ours = LogMemory(16, bank, path="naive").double(), LogMemory(16, bank, path=path)  # type: ignore[arg-type]
+    for length in (1, 7, 53, 300, 1000):
+        ids = missing(whole, kind, length)
+        assert (ours.from_ids(ids, table) - exact.from_ids(ids, table.double())).abs().max() < 1e-5
+
+
+def test_lengths_leave_the_slots_of_each_row_exact() -> None:
+    torch.manual_seed(0)
+    bank, lengths = FilterBank(slots=41, sharpness=100), torch.tensor([0, 1, 30, 500, 1024])
+    table, ids = 1000 * torch.randn(50, 16), torch.randint(50, (5, bank.horizon))
+    exact = LogMemory(16, bank, path="naive").double().from_ids(ids, table.double(), lengths)
+    for path in ("naive", "bag", "support"):
+        memory = LogMemory(16, bank, path=path)  # type: ignore[arg-type]
+        assert (memory.from_ids(ids, table, lengths) - exact).abs().max() < 1e-5
+        assert (memory(naive.embed(table, ids), lengths) - exact).abs().max() < 1e-5
 
 
 def test_the_state_dict_holds_only_the_layer_norm() -> None:
     assert set(LogMemory(4, FilterBank(slots=5)).state_dict()) == {"norm.weight", "norm.bias"}
 
 
-def test_deepcopy_and_repr() -> None:
-    memory = copy.deepcopy(LogMemory(4, FilterBank(slots=5)))
-    assert "slots=5" in repr(memory)
-    assert memory(torch.randn(1, 2, 4)).shape == (1, 5, 4)
+def test_repr_names_the_bank() -> None:
+    assert "slots=5" in repr(LogMemory(4, FilterBank(slots=5)))
+
+
+def test_auto_takes_fused_on_a_gpu_except_for_float64() -> None:
+    memory, tables = (
+        LogMemory(6, BANKS[2]),
+        [SimpleNamespace(is_cuda=True, dtype=d) for d in (torch.half, torch.double)],
+    )
+    assert [memory.path_for(table) for table in tables] == ["fused" if HAS_TRITON else "bag", "bag"]  # type: ignore[arg-type]
+    assert memory.path_for(torch.zeros(1)) == "bag"
 
 
 def test_layer_norm_is_over_each_slot() -> None:
@@ -99,23 +293,13 @@ def test_layer_norm_is_over_each_slot() -> None:
 
 
 def test_compiled_inside_another_model_with_gradients() -> None:
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = torch.nn.Embedding(13, 8)
-            self.memory = LogMemory(8, FilterBank(slots=17))
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.memory.from_ids(ids, self.table.weight).sum(1).tanh()
-
     model = Model()
-    ids = torch.randint(13, (2, 16))
-    expected = model(ids)
-    expected.sum().backward()
+    expected = model(IDS)
+    expected.square().sum().backward()
     gradient = model.table.weight.grad.clone()
     model.zero_grad()
-    ours = torch.compile(model, backend="aot_eager")(ids)
-    ours.sum().backward()
+    ours = torch.compile(model, backend="aot_eager", fullgraph=True)(IDS)
+    ours.square().sum().backward()
     torch.testing.assert_close(ours, expected)
     torch.testing.assert_close(model.table.weight.grad, gradient)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from logpast.filters import FilterBank
-from logpast.memory import support
+from logpast.memory import naive, support
 from memory.helpers import BANKS, BOUNDS, bank_id, memory_of, relative_error, saved_for_backward
 
 
@@ -27,12 +27,18 @@ def test_slots_and_gradients_equal_naive(bank: FilterBank, length: int, dtype: t
 
 
 @pytest.mark.parametrize("bank", BANKS, ids=bank_id)
-def test_groups_cover_every_weight_above_the_tolerance(bank: FilterBank) -> None:
-    in_time_order = torch.from_numpy(bank.weights[::-1, ::-1].copy())
-    left = in_time_order.clone()
-    for rows, columns in support.find_groups(bank, 1e-7):
-        left[rows, columns] = 0
-    assert (left <= 1e-7 * in_time_order.amax(1, keepdim=True)).all()
+def test_groups_cover_every_weight_that_is_not_negligible(bank: FilterBank) -> None:
+    exact = torch.from_numpy(naive.in_time_order(bank))
+    layout, left = support.make_layout(bank, torch.device("cpu"), torch.float64), exact.clone()
+    for rows, block, columns in support._blocks(layout.filters, bank.horizon, *layout.columns):
+        left[rows, columns] -= block[0]
+    assert (left.abs() <= naive.NEGLIGIBLE * exact.amax(1, keepdim=True)).all()
+
+
+def test_no_weight_is_subnormal() -> None:
+    """Products with them take a CPU many times as long."""
+    weights = support.make_layout(FilterBank(slots=53, sharpness=100), torch.device("cpu"), torch.float32).filters
+    assert (weights[weights > 0] >= torch.finfo(torch.float32).tiny).all()
 
 
 def test_backward_saves_less_than_the_history() -> None:

@@ -22,12 +22,20 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def keep_pages(checkout: Path, *names: str) -> list[Path]:
+    """Delete all other pages: to compute all regions takes seconds. test_results.py does so once."""
+    kept = [checkout / name for name in names]
+    for page in set(find_pages(checkout)) - set(kept):
+        page.unlink()
+    return kept
+
+
 def region(name: str, text: str = "?") -> str:
     return f"see <!-- results: {name} -->{text}<!-- end -->."
 
 
 def test_changed_page_is_reported_and_restored(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = checkout / "docs" / "results" / "demo.md"
+    page, _ = keep_pages(checkout, "docs/results/demo.md", "docs/results/summary.md")
     right = page.read_text()
     page.write_text(right.replace("| 39.03 | 40.17 |", "| 39.02 | 40.17 |"))
     with pytest.raises(UserError, match=r"demo\.md: 'demo-text' has '39\.02' where results/ has '39\.03'"):
@@ -78,12 +86,11 @@ def test_changed_page_is_reported_and_restored(checkout: Path, capsys: pytest.Ca
     ],
 )
 def test_changed_number_in_results_is_noticed(file: str, old: str, new: str, name: str, checkout: Path) -> None:
-    """With only the regions of this view on a page: to compute all of them each time would take long."""
-    found = find_pages(checkout)
-    regions = [each for page in found for each in REGION.finditer(page.read_text()) if each["name"].startswith(name)]
+    """With only the regions of this view on a page."""
+    texts = [page.read_text() for page in find_pages(checkout)]
+    regions = [each for text in texts for each in REGION.finditer(text) if each["name"].startswith(name)]
     assert regions
-    for page in found:
-        page.unlink()
+    keep_pages(checkout)
     (checkout / "README.md").write_text("".join(f"It has {each[0]}\n" for each in regions))
     assert pages(checkout, check=True) == []
     content = (checkout / "results" / file).read_text()
@@ -172,14 +179,14 @@ def test_bug_in_a_view_is_not_blamed_on_a_file(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_rest_of_a_page_is_not_changed(checkout: Path) -> None:
-    summary, paper = checkout / "docs" / "results" / "summary.md", checkout / "docs" / "paper.md"
+    summary, other = keep_pages(checkout, "docs/results/summary.md", "docs/own-text.md")
     right = summary.read_bytes().replace(b"\n", b"\r\n")
     summary.write_bytes(right.replace(b"| small models", b"| large models"))
     summary.chmod(0o600)
-    paper.write_bytes(paper.read_bytes() + b"\xff")
-    with pytest.raises(UserError, match=r"paper\.md"):
+    other.write_bytes(other.read_bytes() + b"\xff")
+    with pytest.raises(UserError, match=r"own-text\.md"):
         pages(checkout)
-    paper.write_bytes(paper.read_bytes()[:-1])
+    other.write_bytes(other.read_bytes()[:-1])
     assert pages(checkout) == [summary]
     assert summary.read_bytes() == right
     assert summary.stat().st_mode & 0o777 == 0o600
@@ -187,11 +194,11 @@ def test_rest_of_a_page_is_not_changed(checkout: Path) -> None:
 
 
 def test_nothing_is_written_if_one_page_is_wrong(checkout: Path) -> None:
-    readme = checkout / "README.md"
+    readme, broken = keep_pages(checkout, "README.md", "results/README.md")
     changed = re.sub(r"(price-of-memory -->)", r"\g<1>9", readme.read_text())
     assert changed != readme.read_text()
     readme.write_text(changed)
-    with (checkout / "results" / "README.md").open("a") as page:
+    with broken.open("a") as page:
         page.write(region("nonsense"))
     with pytest.raises(UserError, match="nonsense"):
         pages(checkout)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,14 @@ def test_missing_log_is_named(results: Path) -> None:
     (results / "logs" / "sweep-small" / "5-100-0-96.jsonl").unlink()
     with pytest.raises(UserError, match=r"page, line 1: .*5-100-0-96\.jsonl"):
         fill("a <!-- results: sweep-small-training -->?<!-- end -->", results, "page")
+
+
+@pytest.mark.parametrize("view", ["pairs-wiki22k-where", "pairs-wiki22k-past"])
+def test_analysis_of_a_model_without_control_is_named(view: str, tmp_path: Path) -> None:
+    folder = tmp_path / "analyses" / "wiki22k-k200-seed0"
+    shutil.copytree(RESULTS / "analyses" / "wiki22k-delta-seed0", folder)
+    with pytest.raises(UserError, match="wiki22k-k200-seed0"):
+        VIEWS[view](tmp_path)
 
 
 @pytest.mark.parametrize("seeds", [[0, 2], [0, 1, 1], [1, 2]])

@@ -84,7 +84,7 @@ def check(file: Path) -> None:
 @pytest.mark.parametrize(
     ("way", "slots"),
     [
-        ("--address local", [5, 9, 17]),
+        ("--address local", [5, 9]),
         pytest.param("--jobs 2", [5, 9, 17], marks=pytest.mark.slow),
         pytest.param("--jobs 1", [5, 9, 17], marks=pytest.mark.slow),
     ],
@@ -95,7 +95,7 @@ def test_killed_in_the_middle_and_resumed(way: str, slots: list[int], sweep_file
     out, count = file.parent / "out", 2 * len(slots)
     first = start(file, *way.split())
     until(first, (out / "ledger.jsonl").exists)
-    time.sleep(random.Random(way).uniform(0, 1))
+    time.sleep(random.Random(way).uniform(0, 0.3))  # less than a cell takes
     first.kill()
     first.communicate()
     before = (out / "ledger.jsonl").read_text()

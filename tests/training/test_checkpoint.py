@@ -27,7 +27,8 @@ from training.helpers import RECURRENT, WORSENING, assert_bit_equal, weights
 
 def test_the_best_checkpoint_is_kept_and_old_ones_are_deleted(train_config: TrainConfig) -> None:
     """Of a model that gets worse, so that the best checkpoint is old."""
-    config = replace(train_config, optimizer=WORSENING, validate_every=5)
+    data = replace(train_config.data, validation_tokens=50)
+    config = replace(train_config, optimizer=WORSENING, validate_every=5, data=data)
     state = train(config)
     assert state["best"]["step"] < 30
     steps = [int(c.name[5:]) for c in sorted_checkpoints(config.run)]

@@ -19,6 +19,7 @@ from logpast.training.checkpoint import find_checkpoint, open_checkpoint
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.init_from import Source, open_source
 from logpast.training.loop import train
+from logpast.training.setup import make_model
 from logpast.util.errors import UserError
 from training.helpers import assert_bit_equal, weights
 
@@ -86,6 +87,20 @@ def test_a_new_run_starts_from_the_weights_and_records_where_they_are_from(
     train(gone)
     shutil.rmtree(config.run.with_name("source"))
     assert train(replace(gone, steps=2, resume="auto"))["init_from"]["sha256"] == sha256  # resuming does not need it
+
+
+def test_weights_in_double_precision_keep_their_digits(
+    trained: Path, train_config: TrainConfig, store: TokenStore, tmp_path: Path
+) -> None:
+    shutil.copytree(find_checkpoint(trained).path, tmp_path / "double")
+    exact = {name: value.double() + 1e-12 for name, value in open_source(str(trained)).weights().items()}
+    save_file(exact, tmp_path / "double" / "model.safetensors")
+    (tmp_path / "double" / "SHA256SUMS").unlink()
+    source = open_source(str(tmp_path / "double"))
+    config = replace(train_config, model=MEMORY, precision="64-true")
+    assert_bit_equal(make_model(config, store, source, False, torch.device("cpu")).state_dict(), exact)
+    single = make_model(replace(config, precision="32-true"), store, source, False, torch.device("cpu"))
+    assert single.table.weight.dtype == torch.float32
 
 
 def test_new_parts_are_initialised_and_missing_parts_are_left_out(trained: Path) -> None:
@@ -168,6 +183,8 @@ def test_a_gpt2_gives_its_first_positions_to_slots_and_window(gpt2: Path) -> Non
         assert torch.equal(new["positions.weight"], theirs["transformer.wpe.weight"][: model.slots + model.window])
         assert torch.equal(new["table.weight"], theirs["transformer.wte.weight"])
         assert torch.equal(new["blocks.1.mlp_out.weight"], theirs["transformer.h.1.mlp.c_proj.weight"].T)
+    with pytest.raises(UserError, match=f"position embeddings of {gpt2}"):
+        loaded(source, RecurrentMemoryConfig(window=30, memory_tokens=1, **SIZES))
     assert len(source.notes) == 1  # the control has the parts of GPT-2, no more and no less
     with pytest.raises(UserError, match=r"positions.weight is \(32, 16\).*model.window=30"):
         loaded(source, replace(MEMORY, window=30))

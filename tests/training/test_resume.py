@@ -205,7 +205,7 @@ def test_resuming_from_a_path_in_another_folder(train_config: TrainConfig) -> No
 def test_resuming_from_an_earlier_checkpoint_keeps_the_later_ones_elsewhere(
     train_config: TrainConfig, resume: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Twice: the second time the names are taken."""
+    """By path twice: the second time the names are taken."""
     data = replace(train_config.data, validation_tokens=50)
     config = replace(train_config, optimizer=WORSENING, steps=10, validate_every=2, checkpoint_every=1, data=data)
     best = train(config)["best"]["step"]
@@ -213,7 +213,7 @@ def test_resuming_from_an_earlier_checkpoint_keeps_the_later_ones_elsewhere(
     *_, before_last, last = sorted_checkpoints(config.run)
     assert earlier < before_last
     whole, kept = weights(config.run), (last / "model.safetensors").read_bytes()
-    for name in (last.name, f"{last.name}-2"):
+    for name in [last.name, f"{last.name}-2"][: 1 if resume == "best" else 2]:
         train(replace(config, resume="best" if resume == "best" else str(earlier)))
         assert_bit_equal(whole, weights(config.run))
         assert (config.run / "abandoned" / name / "model.safetensors").read_bytes() == kept
@@ -287,7 +287,7 @@ def test_a_best_checkpoint_that_is_gone_is_replaced_by_a_later_one(
 
 
 def test_resuming_from_the_path_of_its_own_latest_checkpoint(train_config: TrainConfig) -> None:
-    config = replace(train_config, keep=10)
+    config = replace(train_config, keep=10, steps=10)
     train(config)
     whole = weights(config.run)
     shutil.rmtree(sorted_checkpoints(config.run)[-1])
@@ -301,7 +301,8 @@ def test_resuming_in_another_folder_can_be_killed_before_it_saves(
 ) -> None:
     """The best checkpoint has been copied by then, but the second attempt is still accepted."""
     text = train_config.data.train
-    config = replace(train_config, keep=10, data=DataConfig(train=text, validation=text if validated else None))
+    data = DataConfig(train=text, validation=text if validated else None)
+    config = replace(train_config, keep=10, steps=13, data=data)
     train(config)
     middle = sorted_checkpoints(config.run)[2]
     elsewhere = replace(config, run=config.run.with_name("elsewhere"), resume=str(middle))
@@ -333,7 +334,8 @@ def test_resuming_never_changes_another_run(train_config: TrainConfig, tmp_path:
 
 def test_the_best_checkpoint_is_copied_when_resuming_in_another_folder(train_config: TrainConfig) -> None:
     """Of a model that gets worse, resumed after its best checkpoint."""
-    config = replace(train_config, optimizer=WORSENING, validate_every=4, keep=20)
+    data = replace(train_config.data, validation_tokens=50)
+    config = replace(train_config, optimizer=WORSENING, validate_every=4, keep=20, steps=20, data=data)
     best = train(config)["best"]
     after = next(c for c in sorted_checkpoints(config.run) if int(c.name[5:]) > best["step"])
     elsewhere = replace(config, run=config.run.with_name("elsewhere"), resume=str(after), keep=1)

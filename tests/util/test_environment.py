@@ -1,14 +1,24 @@
 """Devices, and the revision of the code."""
 
+import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import logpast
 from logpast.util import environment
-from logpast.util.environment import code_sha256, describe, pick_device, revision
+from logpast.util.environment import (
+    code_sha256,
+    cpu_threads,
+    describe,
+    memory_of,
+    pick_device,
+    revision,
+    thread_count,
+)
 from logpast.util.errors import UserError
 
 
@@ -31,6 +41,54 @@ def test_describe_names_the_machine_and_the_versions() -> None:
     assert facts["device"] == "cpu"
     assert facts["torch"] == torch.__version__
     assert facts["name"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "before", "threads"),
+    [
+        (999_999, None, 1),
+        (1_000_000, None, 4),
+        (10, {"device": "cpu", "threads": 3}, 3),
+        (10**9, {"device": "cpu", "threads": 1}, 1),
+        (10**9, {"device": "cpu", "threads": 64}, 8),
+        (10, {"device": "cpu"}, 4),
+        (10**9, {"device": "cuda", "threads": 1}, 4),
+    ],
+)
+def test_threads_go_by_the_size_of_the_model_or_by_the_first_part_of_a_run(
+    parameters: int, before: dict[str, Any] | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(environment.os, "cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert thread_count(parameters, before) == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert thread_count(parameters, before) == 4
+
+
+def test_the_number_of_threads_is_restored() -> None:
+    with pytest.raises(ZeroDivisionError), cpu_threads(3):  # noqa: PT012
+        assert torch.get_num_threads() == 3
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="free memory is read from Linux")
+def test_memory_of_the_cpu_is_what_is_free() -> None:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert total / 100 < memory_of(torch.device("cpu")) < 2 * total
+
+
+def test_memory_limits_of_containers_and_their_parents_count(tmp_path: Path) -> None:
+    for name, limit in {
+        "a/b/memory.max": "max\n", "a/memory.max": "2000\n", "memory/c/memory.limit_in_bytes": "3000\n",
+        "memory/memory.limit_in_bytes": "9000\n", "pids/a/memory.max": "1\n",
+    }.items():  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(limit)
+    (tmp_path / "own").write_text("3:memory:/c\n2:pids:/a\n0::/a/b\n")
+    assert sorted(environment._memory_limits(tmp_path, tmp_path / "own")) == [2000, 3000, 9000]
+    assert environment._memory_limits(tmp_path, tmp_path / "none") == []
 
 
 def git(folder: Path, *words: str) -> str:

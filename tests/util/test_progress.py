@@ -1,6 +1,8 @@
 """Progress: a live bar or table on a terminal, an occasional line elsewhere."""
 
 import io
+import os
+import pty
 import subprocess
 import sys
 
@@ -88,22 +90,25 @@ def test_a_job_board_prints_a_line_every_minute(
     assert capsys.readouterr().err.splitlines() == ["one: starts", "0 of 2: one 20%, two 20%"]
 
 
-def test_work_continues_when_standard_error_is_closed() -> None:
+@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+def test_work_continues_when_standard_error_is_closed(terminal: bool) -> None:
     code = """
+import sys
 from logpast.util.progress import job_board, progress_bar
-for line in range(3000):
+sys.stdin.read()
+for line in range(3):
     with progress_bar("work", 1) as bar, job_board("job") as jobs:
         bar.say("x" * 99)
         jobs.say("y" * 99)
 print("done")
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout
-    assert process.stderr
-    process.stderr.readline()
-    process.stderr.close()
-    assert process.stdout.read() == "done\n"
-    assert process.wait() == 0
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs, text=True)
+    os.close(theirs)
+    os.close(ours)
+    assert process.communicate("go")[0] == "done\n"
+    assert process.returncode == 0
 
 
 def test_a_live_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from logpast.ledger import row as ledger
 from logpast.models import LanguageModel, system_of
 from logpast.reporting.differences import in_words
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
+from logpast.training.memory_check import check_scoring
 from logpast.util.environment import code_sha256, describe, revision
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_folder, atomic_write, ensure_writable, sha256_of, temporary_path
@@ -123,6 +124,8 @@ def analyze(
     plan = plan_passes(model, other, store, probed, finest, seed, target)
     both = ((model, about_model), (other, about_other))
     models = {each: described for each, described in both if isinstance(each, LanguageModel)}
+    for each in models:
+        check_scoring(each, store, batch_size, streams, target, precision)
     with finished_passes(temporary_path(out, "passes"), plan, inputs, models) as done:
         counted, nats = _score(plan, done, store, found, counts, cache, settings, target)
         if isinstance(other, SavedControl):

@@ -94,7 +94,7 @@ def _schema(control: bool) -> dict[str, Any]:
                          "cut": increases, "replaced?": increases, "shuffled": increases}),
         "stride": {"tokens": count, "intervals": text, "model": strides, "control?": strides, "control_absent?": text},
         "documents?": {"counted_in": text, "most_unseen": number, "familiar": documents, "others": documents},
-        "by_token?": {"gained?": [token], "lost?": [token]},
+        "by_token?": {"gained": [token], "lost": [token]} if control else {},
     }  # fmt: skip
     if control:
         schema |= {"control": about, "scores": {"model": scores, "control": scores, "all": by_kind}}

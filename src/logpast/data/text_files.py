@@ -95,7 +95,7 @@ def file_status(path: Path) -> os.stat_result:
             raise UserError(f"{printable(path)} is a broken link to {printable(os.readlink(path))}: {fix}") from None
         cannot_read(error)
     if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{printable(path)} is not a regular file: remove it, or replace it by a file with its text")
+        raise UserError(f"{printable(path)} is not a regular file: replace it by a file with its text, or leave it out")
     if not os.access(path, os.R_OK):
         cannot_read(PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)))
     return status

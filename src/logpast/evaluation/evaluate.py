@@ -25,7 +25,8 @@ from logpast.ledger import row as ledger
 from logpast.models import LanguageModel, LogMemoryConfig, TransformerConfig, system_of
 from logpast.reporting.differences import in_words, too_few
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
-from logpast.util.environment import pick_device
+from logpast.training.memory_check import check_scoring
+from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_write, ensure_all_writable
 from logpast.util.progress import hidden_progress, progress_bar
@@ -223,7 +224,8 @@ def open_training_text(checkpoint: Checkpoint, cache: Path | None) -> TokenStore
     if not is_prepared(data.train, data.tokenizer, cache):
         return None
     train = open_tokens(data.train, None if is_store(data.train) else data.tokenizer, cache)
-    return train if train.sha256 == checkpoint.state["data"]["sha256"] else None  # the name may mean another text now
+    # the name may mean another text now
+    return train if train.sha256 == checkpoint.state["data"].get("sha256") else None
 
 
 def _score_checkpoint(
@@ -236,7 +238,9 @@ def _score_checkpoint(
     stride: int | None,
 ) -> NDArray[np.float64]:
     model = load(checkpoint, device, precision)
-    with arithmetic(device, precision), progress_bar("scoring", len(store)) as progress:
+    check_scoring(model, store, batch_size, streams, device, precision)
+    threads = cpu_threads(thread_count(model.parameter_count()))
+    with threads, arithmetic(device, precision), progress_bar("scoring", len(store)) as progress:
         nats = score(
             model, store, model.window, model.history, batch_size, streams, device, progress=progress.update,
             stride=stride, recall=model.config.recall_form,

@@ -23,8 +23,9 @@ def training_overlap(text: TokenStore, trained_on: dict[str, Any], train: TokenS
     if text.sha256 == trained_on.get("sha256"):
         return "it is the training text"
     if train is not None:
-        shared = shared_documents(text, train)
-        return f"{shared:,} of its {len(text.documents):,} documents are in the training text" if shared else None
+        shared, number = shared_documents(text, train), len(text.documents)
+        part = f"all its documents ({number:,})" if shared == number else f"{shared:,} of its {number:,} documents"
+        return f"{part} are in the training text" if shared else None
     name = str(trained_on.get("name"))
     return f"it has documents of the training text, {name}" if splits_overlap(text.name, name) else None
 

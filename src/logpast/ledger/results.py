@@ -156,7 +156,10 @@ def tables(entries: list[Entry]) -> list[Table]:
 
 def _notes(entries: list[Entry]) -> list[str]:
     """Which rows must not be compared with the others as they are."""
-    runs = {name: [e.get("run", "?") for e in entries if e.get(name) is not None] for name in CAVEATS}
+    runs = {
+        name: dict.fromkeys(f"{e.get('run', '?')} ({e.get('corpus')})" for e in entries if e.get(name) is not None)
+        for name in CAVEATS
+    }
     return [f"{CAVEATS[name]} ({name}): {', '.join(each)}" for name, each in runs.items() if each]
 
 

@@ -129,9 +129,10 @@ class LogMemory(nn.Module):
 
     def _layout(self, path: str, values: Tensor) -> Any:
         """The filters as a path needs them for these values."""
+        if torch.compiler.is_compiling():
+            import logpast.memory.compiled  # noqa: F401  while a module is compiled: it makes the result a constant
         return self._make_layout(path, self._name, values.device, accumulation_dtype(values.dtype))
 
-    @torch.compiler.assume_constant_result
     def _make_layout(self, path: str, bank: str, device: torch.device, dtype: torch.dtype) -> Any:
         """Made once. To a compiled module it is a constant, which the name of the bank keeps from other modules."""
         if (path, device, dtype) not in self._layouts:

@@ -86,7 +86,7 @@ def make_layout(bank: FilterBank, device: torch.device, dtype: torch.dtype) -> L
 def compress_ids(layout: Layout, ids: Tensor, table: Tensor) -> Tensor:
     """The same as `naive.compress_ids`, for at least one id."""
     vocabulary = table.shape[0]
-    plan = torch.ops.logpast.fused_plan(*layout, ids, vocabulary)
+    plan = torch.ops.logpast.fused_plan(layout.first, layout.weights, layout.scale, ids, vocabulary)
     return _compress(table, *plan, sizes=[len(layout.scale), vocabulary])
 
 

@@ -231,8 +231,8 @@ def _find_best(run: Path, folders: list[Path], for_training: bool) -> Checkpoint
         best = _read_state(folders[0])["best"]
         return open_checkpoint(checkpoint_path(run, best["step"]) if best else folders[0], for_training)
     except UserError as error:
-        others = (folder for folder in folders if _is_usable(folder, for_training))
-        hint = f"another one of the run: {other}" if (other := next(others, None)) else "the run has no other one"
+        other = next((folder for folder in folders if _is_usable(folder, for_training)), None)
+        hint = f"to use another one, give its folder: {other}" if other else "the run has no other one"
         raise UserError(f"the best checkpoint of {run} cannot be used: {error}; {hint}") from None
 
 

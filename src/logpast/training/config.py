@@ -87,12 +87,6 @@ class TrainConfig:
     """number of optimizer steps; give this or epochs. With --resume, more than before train the run further"""
     epochs: float | None = None
     """number of passes over the training text; give this or steps"""
-    init_from: str | None = None
-    """start from the weights of a run, of a checkpoint or of a Hugging Face GPT-2 (a folder or a name such as gpt2);
-    without --config, its settings are the defaults"""
-    freeze: list[str] = field(default_factory=list)
-    """parameters or modules that are not trained, by name or pattern, such as table or 'blocks.*'; with ! in front,
-    all but these: '!memory'"""
     batch_size: int = 64
     """windows per step (64 windows of 256 tokens make 16,384 loss tokens); for recurrent systems, sequences per step,
     each of model.segments consecutive windows"""
@@ -122,6 +116,12 @@ class TrainConfig:
     resume: bool | str = False
     """false: start a new run, an error if the run folder holds one; auto: resume from its latest checkpoint, or start
     if there is none; best: resume from its best checkpoint; or the path of a checkpoint to resume from"""
+    init_from: str | None = None
+    """start from the weights of a run, of a checkpoint or of a Hugging Face GPT-2 (a folder or a name such as gpt2);
+    without --config, its settings are the defaults"""
+    freeze: list[str] = field(default_factory=list)
+    """parameters or modules that are not trained, by name or pattern, such as table or 'blocks.*'; with ! in front,
+    all but these: '!memory'"""
 
     def __post_init__(self) -> None:
         validate_fields(self)

@@ -101,10 +101,10 @@ class Source:
     def _positions(self, rows: Tensor, model: LanguageModel) -> Tensor:
         """The position embeddings for the model: see the top of this module."""
         if self.slots is None or not isinstance(model, Transformer):
-            if system_of(model.config) != self.recipe["model"]["system"]:
+            system = self.recipe["model"].get("system", "log_memory")
+            if system_of(model.config) != system:
                 raise UserError(
-                    f"the position embeddings of {self.name} have another meaning in the model; choose --model "
-                    f"{self.recipe['model']['system']}"
+                    f"the position embeddings of {self.name} have another meaning in the model; choose --model {system}"
                 )
             return rows
         first, length = max(self.slots - model.slots, 0), model.slots + model.window

@@ -27,6 +27,7 @@ from logpast.kernels.cuda_graphs import Replay
 from logpast.kernels.ops import HAS_TRITON
 from logpast.training.checkpoint import Checkpoint, save_checkpoint
 from logpast.training.config import TrainConfig
+from logpast.training.memory_check import check_training
 from logpast.training.optimizer import learning_rate, set_learning_rate
 from logpast.training.resume import check_length
 from logpast.training.setup import (
@@ -42,8 +43,10 @@ from logpast.training.setup import (
     rows_of_process,
 )
 from logpast.training.setup import open_data as open_data  # sweeps import it from here
+from logpast.util.environment import cpu_threads, thread_count
 from logpast.util.errors import Diverged
 from logpast.util.progress import ProgressBar, progress_bar
+from logpast.util.signals import SIGHUP, handle_signals
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
@@ -63,9 +66,11 @@ def train(config: TrainConfig) -> dict[str, Any]:
         The final state, as in state.json of a checkpoint.
     """
     run = Run(config)
+    start = run.done
     with (
         closing(run),
-        _stop_signals() as stop,
+        cpu_threads(run.threads),
+        _stop_signals(lambda: run.done > start) as stop,
         progress_bar("training", run.total, run.done, visible=run.leads) as progress,
     ):
         progress.say("\n".join([run.start_summary(), *run.notes]))
@@ -98,6 +103,7 @@ class Run:
         done: steps trained so far, of `total`.
         loss: mean loss of the last step's tokens, on the device.
         notes: what the user should know before the first step.
+        threads: CPU threads to train with.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -105,6 +111,8 @@ class Run:
         self.leads = fabric.global_rank == 0
         self.compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
         config, store, self.validation, resumed = open_inputs(config, fabric)
+        if not resumed or resumed.step < resumed.state["total_steps"]:
+            check_training(config, store.tokenizer.size, fabric.device, self.compiled, fabric.world_size)
         self.tokenizer = store.load_tokenizer()
         source = open_initial_weights(config, store, resumed)
         self.bare = make_model(config, store, resumed or source, self.compiled, fabric.device)
@@ -119,6 +127,8 @@ class Run:
         self.carried = make_carried_state(self.bare, self.rows, unfinished)
         self.config = replace(config, model=self.bare.config)  # with its vocabulary
         self.state = make_state(fabric, self.bare, store, self.validation, self.total, resumed, source)
+        self.threads = thread_count(self.state["parameters"], resumed.state.get("hardware") if resumed else None)
+        self.state["hardware"]["threads"] = self.threads
         self.done = self.saved = int(self.state["step"])
         self.seen = torch.tensor(int(self.state["tokens"]), device=fabric.device)
         self.norm = torch.zeros(())
@@ -267,12 +277,15 @@ class Run:
         resuming = "; already finished" if self.done == self.total else f"; resuming after step {self.done:,}"
         trained = sum(parameter.numel() for parameter in self.bare.parameters() if parameter.requires_grad)
         frozen = f" ({trained:,} of them trained)" if self.config.freeze else ""
+        size, windows = self.config.batch_size, self.batches.count
+        note = f"\nnote: batch_size ({size:,}) is larger than the text, which has {windows:,} windows; lower it"
         return (
             f"{state['parameters'] / 1e6:.1f}M parameters{frozen}, "
             f"attention over {self.bare.attention_length} positions; "
             f"{state['data']['name']}: {state['data']['tokens']:,} tokens, {self.total:,} steps = "
             f"{epochs:.2f} epochs; {hardware['device']} ({hardware['name']}), {self.config.precision}"
             + (resuming if self.done else "")
+            + (note if size > windows else "")
         )
 
     def end_summary(self) -> str:
@@ -328,21 +341,19 @@ def _length_notes(config: TrainConfig, resumed: Checkpoint, total: int) -> list[
 
 
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM make the loop save and stop after the current step; a second one stops at once."""
-    stop = threading.Event()
+def _stop_signals(trained: Callable[[], bool]) -> Iterator[threading.Event]:
+    """Ctrl-C, SIGTERM and SIGHUP make the loop save and stop after the current step.
 
-    def ask(number: int, frame: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
+    A second Ctrl-C or SIGTERM stops at once. So does the first signal while nothing is `trained` that could be saved.
+    """
+    stop, requests = threading.Event(), list[int]()
+
+    def ask(number: int) -> None:
         stop.set()
+        if number != SIGHUP:  # a logout may send SIGHUP and SIGTERM
+            requests.append(number)
+        if len(requests) > 1 or not trained():
+            raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
+    with handle_signals(ask, signal.SIGINT, signal.SIGTERM, SIGHUP):
         yield stop
-        return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

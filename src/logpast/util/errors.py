@@ -5,6 +5,10 @@ import errno
 import re
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # no space on the disk, or the user's quota is used up
+OUT_OF_MEMORY = (
+    "out of memory; lower batch_size (in training also micro_batch_size), use a smaller model (model.width, "
+    "model.layers, model.mlp), or a device with more memory"
+)
 
 
 class UserError(ValueError):
@@ -16,6 +20,12 @@ class UserError(ValueError):
 
 class Diverged(UserError):
     """The loss became infinite or NaN in training; other settings may not diverge."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed. PyTorch has a class for this on GPUs only, and importing it takes seconds."""
+    texts = ("out of memory", "can't allocate memory", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
 
 def suggest(name: str, known: list[str]) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from logpast.util.signals import silence_closed_terminal
 
 BAR_SECONDS = 10.0  # between two lines of one job where there is no terminal
 BOARD_SECONDS = 60.0  # the same for several jobs, whose starts and ends are printed anyway
@@ -30,10 +33,38 @@ def hidden_progress(hidden: bool = True) -> Iterator[None]:
 
 
 class _Console(Console):
-    """Prints nothing more when standard error is closed; the work continues."""
+    """Prints to standard error, and nothing more once that is closed; the work continues."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        # emoji=False, or ":train:" in a title becomes a picture
+        super().__init__(file=cast(IO[str], _Output(sys.stderr)), quiet=quiet, emoji=False)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
+
+
+class _Output:
+    """A stream whose terminal may be closed: rich handles only closed pipes."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> None:
+        self._do(self.stream.write, text)
+
+    def flush(self) -> None:
+        self._do(self.stream.flush)
+
+    @staticmethod
+    def _do(act: Callable[..., Any], *arguments: str) -> None:
+        try:
+            act(*arguments)
+        except OSError:
+            if not silence_closed_terminal():
+                raise
 
 
 class _Lines:
@@ -78,7 +109,7 @@ class ProgressBar(_Lines):
 def progress_bar(title: str, total: int | None, done: int = 0, visible: bool = True) -> Iterator[ProgressBar]:
     """Progress of one job, on standard error: standard output is for results."""
     visible = visible and not _hidden.get()
-    console = _Console(file=sys.stderr, quiet=not visible, emoji=False)  # or ":train:" in a title becomes a picture
+    console = _Console(quiet=not visible)
     if not (visible and console.is_terminal):
         yield ProgressBar(title, total, None, console, done)
         return
@@ -111,7 +142,7 @@ class JobBoard(_Lines):
 @contextmanager
 def job_board(*columns: str) -> Iterator[JobBoard]:
     """Progress of several jobs, on standard error."""
-    console = _Console(file=sys.stderr, quiet=_hidden.get(), emoji=False)
+    console = _Console(quiet=_hidden.get())
     if _hidden.get() or not console.is_terminal:
         yield JobBoard(columns, None, console)
         return
