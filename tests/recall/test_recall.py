@@ -11,8 +11,8 @@ from logpast.recall import Past, Recall, RecallForm, index, naive
 def recall() -> Recall:
     torch.manual_seed(0)
     recall = Recall(8, RecallForm(reach=40, orders=2, bins=3)).double()
-    torch.nn.init.normal_(recall.gate.weight)
-    torch.nn.init.normal_(recall.gate.bias)
+    torch.nn.init.normal_(recall.weight)
+    torch.nn.init.normal_(recall.bias)
     return recall
 
 
@@ -33,7 +33,7 @@ def test_probabilities_sum_to_one_and_the_loss_of_a_target_is_that_of_the_mixtur
     for target in range(6):
         counts = torch.from_numpy(naive.counts([*stream, target], orders, edges)[-1])
         loss = recall(hidden, -logits.log_softmax(0)[target], counts)
-        assert float(loss) == pytest.approx(-float(mixed[target]), abs=1e-12)
+        assert loss.item() == pytest.approx(-mixed[target].item(), abs=1e-12)
 
 
 def test_without_matches_the_model_is_unchanged(recall: Recall) -> None:

@@ -113,7 +113,7 @@ class LanguageModel(nn.Module):
         for name, weight in self.named_parameters():  # the residual stream is a sum of 2 × layers of their outputs
             if name.endswith(("attention.out.weight", "mlp_out.weight")):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * self.config.layers))
-        if form := self.config.recall_form:  # last, so that all other weights are those of a model without recall
+        if form := self.config.recall_form:
             self.recall = Recall(self.config.width, form)
 
     def logits(self, hidden: Tensor) -> Tensor:

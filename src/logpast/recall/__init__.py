@@ -65,11 +65,10 @@ class Recall(nn.Module):
         super().__init__()
         self.form = form
         components = (form.orders + 1) * len(form.edges)
-        self.gate = nn.Linear(width, components + 1)
+        # no random numbers: the other weights of a model are the same with and without recall
+        self.weight = nn.Parameter(torch.zeros(components + 1, width))
+        self.bias = nn.Parameter(torch.cat([torch.zeros(1), torch.full((components,), -3.0)]))
         self.confidence = nn.Parameter(torch.full((components,), 0.5))
-        nn.init.zeros_(self.gate.weight)
-        with torch.no_grad():
-            self.gate.bias.fill_(-3.0)[0] = 0.0
 
     def log_weights(self, hidden: Tensor, matches: Tensor) -> Tensor:
         """(…, 1 + components): the logarithm of the weights a, the model's first.
@@ -81,7 +80,7 @@ class Recall(nn.Module):
         dtype = accumulation_dtype(hidden.dtype)
         found = matches.flatten(-2).to(dtype)
         with full_precision(hidden.device):
-            gates = F.linear(hidden.to(dtype), self.gate.weight.to(dtype), self.gate.bias.to(dtype))
+            gates = F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
             copied = gates[..., 1:] + self.confidence * torch.log1p(found)
             copied = copied.masked_fill(found == 0, -torch.inf)
             return torch.cat([gates[..., :1], copied], dim=-1).log_softmax(-1)
