@@ -175,7 +175,7 @@ def test_lanes_give_consecutive_windows(
             previous, started = None, False
             for batch in batches:
                 assert batch.tokens.shape == batch.targets.shape == (size, segments, window)
-                for tokens, targets, fresh in zip(*(part[lane].tolist() for part in batch), strict=True):
+                for tokens, targets, fresh in zip(*(part[lane].tolist() for part in batch.inputs), strict=True):
                     scored += [token for token in targets if token >= 0]
                     if max(tokens) < 0:
                         continue
@@ -195,7 +195,7 @@ def test_ranks_get_some_of_the_lanes() -> None:
     lanes = Lanes(store_of(200), 4, 6, 2, 0)
     whole = lanes.at(3)
     for start in (0, 3):
-        for part, rows in zip(lanes.at(3, slice(start, start + 3)), whole, strict=True):
+        for part, rows in zip(lanes.at(3, slice(start, start + 3)).inputs, whole.inputs, strict=True):
             assert part.tolist() == rows[start : start + 3].tolist()
 
 
