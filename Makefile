@@ -33,7 +33,7 @@ pages: $(READY)
 	$(BIN)/python -m tools.pages
 
 docs: $(READY)
-	$(BIN)/pdoc --docformat google --output-directory build/docs $(addprefix logpast.,filters memory kernels models data \
+	$(BIN)/pdoc --docformat google --output-directory build/docs $(addprefix logpast.,filters memory recall kernels models data \
 		evaluation training generation analysis comparison sweeps ledger paper demo reporting util cli)
 	@echo "open build/docs/index.html"
 

@@ -141,7 +141,7 @@ def use_text_order(run: Run) -> None:
     batches, window = run.batches, run.bare.window
     order = np.roll(np.arange(batches.windows_per_epoch), -(run.bare.history // window))
     batches._order = lambda epoch: (0, order)  # type: ignore[assignment]
-    history, tokens, _ = batches.at(0)
+    history, tokens, *_ = batches.at(0)
     if not (history[1:, -window:] == tokens[:-1]).all():
         raise RuntimeError("windows are not in the order of the text: Batches no longer uses _order")
 

@@ -44,6 +44,8 @@ SYSTEMS = [
     TransformerXLRecurrentMemoryConfig(memory=4, memory_tokens=2, **SIZES),
     CompressiveConfig(memory=4, compressed=4, rate=2, **SIZES),
     TimeLocalConfig(slots=5, **SIZES),
+    RecentConfig(slots=3, recall=9, recall_orders=2, recall_bins=2, **SIZES),
+    TransformerXLConfig(memory=6, recall=9, recall_orders=2, recall_bins=2, **SIZES),
 ]
 
 
@@ -61,7 +63,8 @@ def test_probabilities_equal_those_of_scoring(config: ModelConfig, prompt: int) 
     """Over several windows, each token of two texts in a batch gets the same probability as in scoring."""
     model = random_model(config)
     texts = np.random.default_rng(0).integers(0, 12, (2, 23)).tolist()
-    expected = np.stack([score(model, TokenStore.in_memory([text], 13, 12), 4, model.history) for text in texts])
+    stores, form = [TokenStore.in_memory([text], 13, 12) for text in texts], config.recall_form
+    expected = np.stack([score(model, store, 4, model.history, recall=form) for store in stores])
     reader, nats = Reader(model, [[12, *text[: prompt - 1]] for text in texts]), []
     for position in range(prompt - 1, 23):
         logits = reader.logits().double().log_softmax(1)

@@ -25,6 +25,7 @@ from logpast.data import Tokenizer, text_files
 from logpast.models import LanguageModel, Recurrent, Transformer
 from logpast.models.base import State
 from logpast.models.decoder import KeyValueCache
+from logpast.recall import Past, RecallForm
 from logpast.training.checkpoint import find_checkpoint
 from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
@@ -197,6 +198,7 @@ class Reader:
     def __init__(self, model: LanguageModel, streams: list[list[int]]) -> None:
         self.model, self.streams = model, streams
         self.read: tuple[int, Any] = 0, None  # how many tokens, and what is kept of them; one value, if interrupted
+        self.pasts: list[Past] | None = None  # for recall; None while they are changed, if interrupted
 
     def extend(self, tokens: list[int]) -> None:
         """Append the same tokens to all streams."""
@@ -209,6 +211,7 @@ class Reader:
             del stream[length:]
         if self.read[0] >= length:
             self.read = 0, None
+        self.pasts = None
 
     @torch.inference_mode()
     def logits(self) -> Tensor:
@@ -218,7 +221,18 @@ class Reader:
         else:
             assert isinstance(self.model, Transformer)
             hidden, self.read = _read_window(self.model, self.streams, *self.read)
-        return self.model.logits(hidden).float().cpu()
+        logits = self.model.logits(hidden).float().cpu()
+        return self._mixed(hidden, logits, form) if (form := self.model.config.recall_form) else logits
+
+    def _mixed(self, hidden: Tensor, logits: Tensor, form: RecallForm) -> Tensor:
+        """The logarithm of recall's mixture: it takes the place of the logits."""
+        pasts, self.pasts = self.pasts, None
+        pasts = pasts or [Past(form.orders, form.edges, logits.shape[1]) for _ in self.streams]
+        for past, stream in zip(pasts, self.streams, strict=True):
+            past.push(stream[1 + len(past) :])  # without end-of-text
+        self.pasts = pasts
+        rows = zip(hidden, logits, pasts, strict=True)
+        return torch.stack([self.model.recall.mix(last, own, past.look()) for last, own, past in rows])
 
 
 def _read_window(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from logpast.data import TokenStore
 from logpast.data.batching import Batches, Lanes, Windows
+from logpast.recall import RecallForm, naive
 from logpast.util.errors import UserError
 
 EOT = 60_000 - 1
@@ -174,7 +175,7 @@ def test_lanes_give_consecutive_windows(
             previous, started = None, False
             for batch in batches:
                 assert batch.tokens.shape == batch.targets.shape == (size, segments, window)
-                for tokens, targets, fresh in zip(*(part[lane].tolist() for part in batch), strict=True):
+                for tokens, targets, fresh in zip(*(part[lane].tolist() for part in batch.inputs), strict=True):
                     scored += [token for token in targets if token >= 0]
                     if max(tokens) < 0:
                         continue
@@ -194,5 +195,30 @@ def test_ranks_get_some_of_the_lanes() -> None:
     lanes = Lanes(store_of(200), 4, 6, 2, 0)
     whole = lanes.at(3)
     for start in (0, 3):
-        for part, rows in zip(lanes.at(3, slice(start, start + 3)), whole, strict=True):
+        for part, rows in zip(lanes.at(3, slice(start, start + 3)).inputs, whole.inputs, strict=True):
             assert part.tolist() == rows[start : start + 3].tolist()
+
+
+@pytest.mark.parametrize("streams", ["corpus", "document"])
+def test_counts_for_recall_equal_their_definition(streams: str) -> None:
+    parts = [np.random.default_rng(n).integers(0, 5, n) for n in (100, 1, 50)]
+    store, form = TokenStore.in_memory(parts, size=6, eot=5), RecallForm(reach=40, orders=2, bins=3)
+    texts = parts if streams == "document" else [np.concatenate(parts)]
+    expected = np.concatenate([naive.counts(text.tolist(), form.orders, form.edges) for text in texts])
+    windows = Windows(store, 16, 4, streams, recall=form)  # type: ignore[arg-type]
+    batch = windows.batch(np.arange(len(windows)))
+    assert batch.counts is not None
+    assert not batch.counts[batch.targets < 0].any()
+    for index, counts in enumerate(batch.counts):
+        targets = windows.targets(index)
+        assert np.array_equal(counts[: targets.stop - targets.start].numpy(), expected[targets])
+
+
+def test_lanes_give_counts_for_recall() -> None:
+    store, form = TokenStore.in_memory([np.arange(90) % 7], size=8, eot=7), RecallForm(reach=40, orders=2, bins=3)
+    segments, plain = (Lanes(store, 16, 2, 2, seed=0, recall=recall).at(0) for recall in (form, None))
+    assert plain.counts is None
+    assert segments.counts is not None
+    batch = Windows(store, 16, 0, recall=form).batch(np.arange(2))
+    assert batch.counts is not None
+    assert segments.counts[0].equal(batch.counts)

@@ -68,7 +68,7 @@ def test_optimum_given_recent_is_the_sum_given_what_the_control_sees(source: Top
     windows = Windows(store, window, slots)
     batch = windows.batch(np.arange(len(windows)))
     wanted = []
-    for history, tokens, targets in zip(*(part.tolist() for part in batch), strict=True):
+    for history, tokens, targets in zip(*(part.tolist() for part in batch.inputs), strict=True):
         for j in range(window):
             if targets[j] >= 0:
                 view = [x for x in history + tokens[: j + 1] if 0 <= x < source.vocabulary]

@@ -108,3 +108,19 @@ def test_every_model_has_the_common_interface(system: str) -> None:
     assert model.attention_length > 0
     assert model.state_bytes > 0
     assert model.parameter_count() == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("config", [MEMORY, CONTROL, TransformerXLConfig(memory=4, **SIZES)])
+def test_recall_leaves_all_other_initial_weights_as_they_are(config: ModelConfig) -> None:
+    weights = []
+    for reach in (0, 50):
+        torch.manual_seed(0)
+        weights.append(build(dataclasses.replace(config, recall=reach)).state_dict())
+    plain, recalling = weights
+    assert {name.split(".")[0] for name in recalling.keys() - plain.keys()} == {"recall"}
+    assert all(torch.equal(plain[name], recalling[name]) for name in plain)
+
+
+def test_state_bytes_count_what_recall_keeps() -> None:
+    plain, recalling = (build(dataclasses.replace(CONTROL, recall=reach, recall_bins=1)) for reach in (0, 50))
+    assert recalling.state_bytes - plain.state_bytes == 8 * 50 + 8 * recalling.table.num_embeddings

@@ -1,5 +1,7 @@
 """Models by name."""
 
+from dataclasses import replace
+
 import pytest
 
 from logpast.models import SYSTEMS, ModelConfig, RecentConfig, build, config_from_dict, config_to_dict
@@ -33,3 +35,9 @@ def test_the_vocabulary_is_the_tokenizers_size_rounded_up() -> None:
     assert build(config, tokens=65).config.vocabulary == 128
     with pytest.raises(UserError, match=r"model\.vocabulary \(31\)"):
         build(CONTROL, tokens=32)
+
+
+def test_settings_of_recall_are_stored_only_where_it_is_on() -> None:
+    assert not any(name.startswith("recall") for name in config_to_dict(CONTROL))
+    recalling = replace(CONTROL, recall=50, recall_orders=2)
+    assert config_from_dict(config_to_dict(recalling)) == recalling

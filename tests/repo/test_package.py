@@ -21,7 +21,7 @@ LAYERS = [
     ["version", "util"],
     ["filters"],
     ["kernels"],
-    ["memory"],
+    ["memory", "recall"],
     ["models", "data"],
     ["evaluation"],
     ["training"],

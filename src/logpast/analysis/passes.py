@@ -178,6 +178,7 @@ def run(
             nats = score(
                 model, store, model.window, model.history, batch_size, streams, device, one.tokens,
                 progress=partial(_show, progress, one.name, done.cost, share), stride=one.stride,
+                recall=model.config.recall_form,
             )[: one.tokens]  # fmt: skip
         if not nats.mean() < MAX_LOSS:
             raise UserError(f"{one.name}: the loss is {nats.mean():.4g}: the training diverged; use another checkpoint")

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from logpast.data.store import TokenStore
+from logpast.recall import RecallForm
+from logpast.recall.index import occurrences
 from logpast.util.errors import UserError
 
 Streams = Literal["corpus", "document"]
@@ -34,17 +36,25 @@ class Batch(NamedTuple):
         history: (B, history) int32, the tokens before each window.
         tokens: (B, m) int64, the window.
         targets: (B, m) int64, the tokens to predict.
+        counts: (B, m, 2, orders + 1, bins), for models with recall: how many matches there are before each target, and
+            how many of them it followed.
     """
 
     history: Tensor
     tokens: Tensor
     targets: Tensor
+    counts: Tensor | None = None
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The parts that there are, as a model takes them."""
+        return tuple(part for part in self if part is not None)
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(_to_device(part, device) for part in self))
+        return Batch(*(_to_device(part, device) for part in self.inputs))
 
     def split(self, size: int) -> list[Batch]:
-        return [Batch(*rows) for rows in zip(*(part.split(size) for part in self), strict=True)]
+        return [Batch(*rows) for rows in zip(*(part.split(size) for part in self.inputs), strict=True)]
 
 
 class Segments(NamedTuple):
@@ -54,17 +64,23 @@ class Segments(NamedTuple):
         tokens: (B, n, m) int64, n consecutive windows.
         targets: (B, n, m) int64, the tokens to predict.
         fresh: (B, n) bool, whether the state must be reset before a window.
+        counts: (B, n, m, 2, orders + 1, bins), for models with recall, as in `Batch`.
     """
 
     tokens: Tensor
     targets: Tensor
     fresh: Tensor
+    counts: Tensor | None = None
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return tuple(part for part in self if part is not None)
 
     def to(self, device: torch.device | str) -> Segments:
-        return Segments(*(_to_device(part, device) for part in self))
+        return Segments(*(_to_device(part, device) for part in self.inputs))
 
     def split(self, size: int) -> list[Segments]:
-        return [Segments(*rows) for rows in zip(*(part.split(size) for part in self), strict=True)]
+        return [Segments(*rows) for rows in zip(*(part.split(size) for part in self.inputs), strict=True)]
 
 
 class Windows:
@@ -80,6 +96,7 @@ class Windows:
             adds one window; the first or the last window may then have no targets.
         device: the device of the batches. If the tokens do not fit there, batches are on the CPU.
         stride: distance between the starts of two windows; by default m. Needs shift 0.
+        recall: which matches to count for each target.
     """
 
     def __init__(
@@ -91,6 +108,7 @@ class Windows:
         shift: int = 0,
         device: torch.device | str = "cpu",
         stride: int | None = None,
+        recall: RecallForm | None = None,
     ) -> None:
         if not 0 <= shift <= window:
             raise ValueError(f"shift must be from 0 to window ({window}), got {shift}")
@@ -98,7 +116,7 @@ class Windows:
         if not 1 <= self.stride <= window or (shift and self.stride != window):
             raise ValueError(f"stride must be from 1 to window ({window}), and shift must be 0, got {stride}")
         self.store, self.window, self.history, self.shift = store, window, history, shift
-        self.device = torch.device(device)
+        self.device, self.streams, self.recall = torch.device(device), streams, recall
         if streams == "document":
             self.starts, self.lengths = store.documents.start, store.documents.tokens
         else:
@@ -138,7 +156,22 @@ class Windows:
         targets = ids[:, self.history + 1 :].long()
         if not inside.all():  # only now: end-of-text is an input, never a target
             ids[rows] = torch.where(position == 0, self.store.tokenizer.eot, ids[rows])
-        return Batch(ids[:, : self.history], ids[:, self.history : -1].long(), targets)
+        counts = self._counts(located, device) if self.recall else None
+        return Batch(ids[:, : self.history], ids[:, self.history : -1].long(), targets, counts)
+
+    def _counts(self, located: Tensor, device: torch.device) -> Tensor:
+        """(B, m, 2, orders + 1, bins) for recall: see `Batch`."""
+        assert self.recall
+        table = _occurrences_on(self.store, self.device, self.streams, self.recall)
+        begin, length, start = _to_device(located, device).unsqueeze(-1)
+        before = start + torch.arange(self.window, device=device)  # tokens of the stream before each target
+        target = (begin + before).clamp(0, len(table) - 1)
+        hits = table[target]
+        matches = table[(target - 1).clamp(min=0)][:, :, :-1] * (before > 0)[..., None, None]
+        edges = torch.tensor([0, *self.recall.edges], device=device)
+        everywhere = before.unsqueeze(-1).clamp(min=0).clamp(max=edges).diff(dim=-1).unsqueeze(-2)  # n = 0
+        counts = torch.stack([torch.cat([everywhere.to(matches.dtype), matches], dim=2), hits], dim=2)
+        return counts * ((before >= 0) & (before < length))[..., None, None, None]
 
     def targets(self, index: int) -> slice:
         """The positions in the store of the tokens that window `index` is the first to predict."""
@@ -175,6 +208,23 @@ def _tokens_on(store: TokenStore, device: torch.device) -> Tensor:
     return copies[device]
 
 
+_device_occurrences: WeakKeyDictionary[TokenStore, dict[Any, Tensor]] = WeakKeyDictionary()
+
+
+def _occurrences_on(store: TokenStore, device: torch.device, streams: Streams, form: RecallForm) -> Tensor:
+    """(tokens, orders + 1, bins), counted once: see `recall.index`. On the device of the tokens."""
+    copies, key = _device_occurrences.setdefault(store, {}), (device, streams, form)
+    if key not in copies:
+        tokens = _tokens_on(store, device)
+        stream = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
+        if streams == "document":
+            starts = torch.from_numpy(store.documents.start[store.documents.tokens > 0])
+            stream[starts.to(tokens.device)] = 1
+            stream = stream.cumsum(0)
+        copies[key] = occurrences(_unsigned(tokens), stream, form.orders + 1, form.edges)
+    return copies[key]
+
+
 def _to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Copy without waiting, except to MPS, where the source could be overwritten before it is copied."""
     device = torch.device(device)
@@ -200,12 +250,15 @@ class _TrainingBatches:
         streams: Streams,
         jitter: bool,
         device: torch.device | str,
+        recall: RecallForm | None,
     ) -> None:
         if len(store) < window:
             raise UserError(f"{store.name} has {len(store)} tokens, less than one window of {window}; use more text")
         self.window, self.batch_size, self.seed, self.jitter = window, batch_size, seed, jitter
         self.device = _tokens_on(store, torch.device(device)).device
-        self._windows = lru_cache(maxsize=2)(lambda shift: Windows(store, window, history, streams, shift, device))
+        self._windows = lru_cache(maxsize=2)(
+            lambda shift: Windows(store, window, history, streams, shift, device, recall=recall)
+        )
         self.count = len(self._windows(int(jitter)))  # windows per epoch: the same for every shift above 0
 
     def _shift(self, random: np.random.Generator) -> int:
@@ -232,8 +285,9 @@ class Batches(_TrainingBatches):
         streams: Streams = "corpus",
         jitter: bool = False,
         device: torch.device | str = "cpu",
+        recall: RecallForm | None = None,
     ) -> None:
-        super().__init__(store, window, history, batch_size, seed, streams, jitter, device)
+        super().__init__(store, window, history, batch_size, seed, streams, jitter, device, recall)
         self._order = lru_cache(maxsize=2)(self._shuffle)
         self.windows_per_epoch = self.count
 
@@ -278,8 +332,9 @@ class Lanes(_TrainingBatches):
         streams: Streams = "corpus",
         jitter: bool = False,
         device: torch.device | str = "cpu",
+        recall: RecallForm | None = None,
     ) -> None:
-        super().__init__(store, window, 0, batch_size, seed, streams, jitter, device)
+        super().__init__(store, window, 0, batch_size, seed, streams, jitter, device, recall)
         self.segments = segments
         self.lane_length = -(-self.count // batch_size)  # in windows; the last lane may have fewer
         self.steps_per_epoch = -(-self.lane_length // segments)
@@ -297,6 +352,6 @@ class Lanes(_TrainingBatches):
         fresh = torch.from_numpy(position == 0) | (located[2] <= 0).view(index.shape)
         # Past the end of a lane: a window behind the end of an empty stream holds no token.
         located[:, torch.from_numpy(~exists.ravel())] = torch.tensor([[0], [0], [2]])
-        _, tokens, targets = windows.cut(located)
-        shape = (*index.shape, windows.window)
-        return Segments(tokens.view(shape), targets.view(shape), fresh.to(tokens.device))
+        _, *parts = windows.cut(located).inputs
+        tokens, targets, *counts = (part.view(*index.shape, *part.shape[1:]) for part in parts)
+        return Segments(tokens, targets, fresh.to(tokens.device), *counts)

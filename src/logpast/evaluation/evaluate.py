@@ -243,7 +243,7 @@ def _score_checkpoint(
     with threads, arithmetic(device, precision), progress_bar("scoring", len(store)) as progress:
         nats = score(
             model, store, model.window, model.history, batch_size, streams, device, progress=progress.update,
-            stride=stride,
+            stride=stride, recall=model.config.recall_form,
         )  # fmt: skip
     if np.isnan(nats).any():
         raise UserError(f"the loss of {checkpoint.path} is NaN: its training diverged; use an earlier checkpoint")

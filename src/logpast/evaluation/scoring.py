@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from logpast.data.batching import Batch, Segments, Streams, Windows
 from logpast.data.store import TokenStore
 from logpast.kernels.cuda_graphs import Replay
 from logpast.models import State
+from logpast.recall import RecallForm
 from logpast.util.precision import accumulation_dtype
 
 Indices = NDArray[np.int64]
@@ -36,6 +36,7 @@ def score(
     share: tuple[int, int] = (0, 1),
     progress: Callable[[int], None] | None = None,
     stride: int | None = None,
+    recall: RecallForm | None = None,
 ) -> NDArray[np.float64]:
     """The loss of every token of the store in nats, in text order.
 
@@ -53,11 +54,12 @@ def score(
         progress: called with the number of tokens done.
         stride: below `window`, windows overlap, and each scores only the tokens that no earlier window has scored.
             Not for recurrent models.
+        recall: of a model with recall, its form (`model.config.recall_form`).
     """
     recurrent = hasattr(model, "segment")
     if recurrent and stride not in (None, window):
         raise ValueError("a recurrent model processes each token once: its windows cannot overlap (stride)")
-    windows = Windows(store, window, history, streams, device=device, stride=stride)
+    windows = Windows(store, window, history, streams, device=device, stride=stride, recall=recall)
     count = len(windows)
     if limit is not None:  # targets are in text order, so the first window that reaches the limit is found by bisection
         reached = bisect_left(range(count), limit, key=lambda index: windows.targets(index).stop)
@@ -72,7 +74,7 @@ def score(
     for batches in islice(groups, rank, None, ranks):
         for number, indices in enumerate(batches):
             batch = windows.batch(indices).to(device)
-            losses = scorer(batch, fresh=number == 0) if scorer else model(*batch)
+            losses = scorer(batch, fresh=number == 0) if scorer else model(*batch.inputs)
             for index, row in zip(indices, losses.cpu().to(accumulation_dtype(losses.dtype)).numpy(), strict=True):
                 position = windows.targets(int(index))
                 nats[position] = row[windows.overlap(int(index)) :][: position.stop - position.start]
@@ -105,8 +107,10 @@ class RecurrentScorer:
         if not fresh and self.state is not before:
             for name, value in self.state.items():
                 value.copy_(before[name][:rows])
-        tokens, targets = (F.pad(ids, (0, 0, 0, rows - count), value=-1).unsqueeze(1) for ids in batch[1:])
-        return run(Segments(tokens, targets, torch.full((rows, 1), fresh, device=tokens.device)))[:count, 0]
+        padding = [part.new_full((rows - count, *part.shape[1:]), -1) for part in batch.inputs[1:]]
+        parts = zip(batch.inputs[1:], padding, strict=True)
+        tokens, targets, *counts = (torch.cat([part, more]).unsqueeze(1) for part, more in parts)
+        return run(Segments(tokens, targets, torch.full((rows, 1), fresh, device=tokens.device), *counts))[:count, 0]
 
     def _for(self, rows: int) -> tuple[Callable[[Segments], Tensor], State]:
         """The function that processes a segment of so many rows, and the state that it updates."""
@@ -121,7 +125,7 @@ class RecurrentScorer:
 
 def _segment_losses(model: Any, state: State, batch: Segments) -> Tensor:
     """The losses of a segment. The state is updated in place."""
-    losses, after, _ = model(*batch, state)
+    losses, after, _ = model(*batch[:3], state, batch.counts)
     for name, value in state.items():
         value.copy_(after[name])
     assert isinstance(losses, Tensor)

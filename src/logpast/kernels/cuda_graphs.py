@@ -47,10 +47,11 @@ class Replay:
     def __call__(self, batch: Any) -> Any:
         with torch.cuda.device_of(batch[0]):
             if self.calls == 0:
-                self.batch = type(batch)(*(part.clone() for part in batch))
+                self.batch = type(batch)(*(part.clone() for part in batch if part is not None))
                 self.graph, self.stream = torch.cuda.CUDAGraph(), _capture_stream(torch.cuda.current_device())
             for static, new in zip(self.batch, batch, strict=True):
-                static.copy_(new)
+                if new is not None:
+                    static.copy_(new)
             if self.calls < WARM_UP:
                 self.stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self.stream):

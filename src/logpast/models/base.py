@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from logpast.kernels.dispatch import token_losses
 from logpast.kernels.ops import HAS_TRITON
+from logpast.recall import Recall, RecallForm
 from logpast.util.errors import UserError
 from logpast.util.validation import validate_fields
 
@@ -39,15 +40,25 @@ class ModelConfig:
     """width of the MLP in each block; by default 4 × width"""
     vocabulary: int | None = None
     """rows of the embedding table; by default the tokenizer's size, rounded up to a multiple of 64"""
+    recall: int = 0
+    """how many tokens back to look up what followed the last tokens before, to mix it into predictions; 0: no recall"""
+    recall_orders: int = 4
+    """the longest match that recall tells apart, in tokens"""
+    recall_bins: int = 4
+    """log-spaced ranges of lags that recall tells apart"""
 
     def __post_init__(self) -> None:
         validate_fields(self, "model.")
-        self._at_least(window=1, layers=1, heads=1, width=1)
+        self._at_least(window=1, layers=1, heads=1, width=1, recall=0, recall_orders=0, recall_bins=1)
         for name in ("mlp", "vocabulary"):
             if getattr(self, name) is not None:
                 self._at_least(**{name: 1})
         if self.width % self.heads:
             raise UserError(f"model.width ({self.width}) must be a multiple of model.heads ({self.heads})")
+
+    @property
+    def recall_form(self) -> RecallForm | None:
+        return RecallForm(self.recall, self.recall_orders, self.recall_bins) if self.recall else None
 
     def _at_least(self, **bounds: int) -> None:
         for name, least in bounds.items():
@@ -83,7 +94,13 @@ class LanguageModel(nn.Module):
         """Bytes to keep of a text to continue it: keys and values of the attended positions in float32, and the ids
         of the history at 4 bytes each.
         """
-        return self._pair_bytes * self.attention_length + 4 * self.history
+        return self._pair_bytes * self.attention_length + 4 * self.history + self._recall_bytes
+
+    @property
+    def _recall_bytes(self) -> int:
+        """Bytes that recall keeps of a text: see `recall.Past`."""
+        form = self.config.recall_form
+        return form.state_bytes(self.config.vocabulary or 0) if form else 0
 
     @property
     def _pair_bytes(self) -> int:
@@ -96,13 +113,18 @@ class LanguageModel(nn.Module):
         for name, weight in self.named_parameters():  # the residual stream is a sum of 2 × layers of their outputs
             if name.endswith(("attention.out.weight", "mlp_out.weight")):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * self.config.layers))
+        if form := self.config.recall_form:
+            self.recall = Recall(self.config.width, form)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.table.weight)
 
-    def nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each target in nats; 0 where the target is -1."""
-        return token_losses(hidden.flatten(0, 1), self.table.weight, targets.flatten()).view_as(targets)
+    def nats(self, hidden: Tensor, targets: Tensor, counts: Tensor | None = None) -> Tensor:
+        """The loss of each target in nats; 0 where the target is -1. With recall it needs the counts of a `Batch`."""
+        nats = token_losses(hidden.flatten(0, 1), self.table.weight, targets.flatten()).view_as(targets)
+        if self.config.recall:
+            nats = self.recall(hidden, nats, counts).masked_fill(targets < 0, 0)
+        return nats
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """`nn.Module.compile`, with a workaround for slow compilation."""
@@ -146,7 +168,7 @@ class Recurrent(LanguageModel):
     def state_bytes(self) -> int:
         """Bytes to keep of a text to continue it: keys and values of the segment in float32, and the state."""
         state = sum(value.numel() * value.element_size() for value in self.start(1).values())
-        return self._pair_bytes * self.config.window + state
+        return self._pair_bytes * self.config.window + state + self._recall_bytes
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile `segment`, which is called once per segment."""
@@ -160,7 +182,9 @@ class Recurrent(LanguageModel):
         """The decoder's output (B, T, d) for a segment's ids (B, T), the state after it, and an extra loss (B,)."""
         raise NotImplementedError
 
-    def forward(self, tokens: Tensor, targets: Tensor, fresh: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
+    def forward(
+        self, tokens: Tensor, targets: Tensor, fresh: Tensor, state: State, counts: Tensor | None = None
+    ) -> tuple[Tensor, State, Tensor]:
         """The nats of consecutive segments, the state after the last without gradient, and an extra loss (B,).
 
         Args:
@@ -168,11 +192,12 @@ class Recurrent(LanguageModel):
             targets: (B, n, m) ids to predict; the loss is 0 where the target is -1.
             fresh: (B, n), whether a segment is the first of a text: it starts from `start`, not from the last state.
             state: from `start`, or from the previous call.
+            counts: (B, n, m, …) for recall, from the batch.
         """
         nats, extra = [], torch.zeros(len(tokens), device=tokens.device)
-        for segment, wanted, first in zip(tokens.unbind(1), targets.unbind(1), fresh.unbind(1), strict=True):
-            hidden, state, more = self.segment(segment, self.reset(state, first))
-            nats.append(self.nats(hidden, wanted))
+        for i in range(tokens.shape[1]):
+            hidden, state, more = self.segment(tokens[:, i], self.reset(state, fresh[:, i]))
+            nats.append(self.nats(hidden, targets[:, i], None if counts is None else counts[:, i]))
             extra = extra + more
         return torch.stack(nats, dim=1), {name: value.detach() for name, value in state.items()}, extra
 

@@ -132,17 +132,20 @@ class Transformer(LanguageModel):
         """Slots (B, L, d) from the token ids (B, history) before the window."""
         raise NotImplementedError
 
-    def forward(self, history: Tensor, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(
+        self, history: Tensor, tokens: Tensor, targets: Tensor | None = None, counts: Tensor | None = None
+    ) -> Tensor:
         """Logits (B, m', V) of the token after each token of the window; with targets, their loss (B, m') in nats.
 
         Args:
             history: (B, `self.history`) ids before the window, in the order of the text; -1 where there is none.
             tokens: (B, m') ids of the window, m' ≤ m; -1 is padding.
             targets: (B, m') ids to predict; the loss is 0 where the target is -1.
+            counts: (B, m', …) for recall, from the batch. Logits are those without recall.
         """
         x = torch.cat([self.make_slots(history), embed(self.table.weight, tokens)], dim=1)
         hidden = self.hidden(x, skip=self.slots)
-        return self.logits(hidden) if targets is None else self.nats(hidden, targets)
+        return self.logits(hidden) if targets is None else self.nats(hidden, targets, counts)
 
     def hidden(self, x: Tensor, cache: KeyValueCache | None = None, start: int = 0, skip: int = 0) -> Tensor:
         """The decoder's output for embeddings (B, T, d) at positions `start` … of the sequence.

@@ -48,7 +48,8 @@ def build(config: ModelConfig, tokens: int | None = None) -> LanguageModel:
 
 def config_to_dict(config: ModelConfig) -> dict[str, Any]:
     """The config as recipes and checkpoints store it: the model's name under `system`, and the fields."""
-    return {"system": system_of(config), **asdict(config)}
+    fields = {name: value for name, value in asdict(config).items() if config.recall or not name.startswith("recall")}
+    return {"system": system_of(config), **fields}
 
 
 def config_from_dict(values: dict[str, Any]) -> ModelConfig:

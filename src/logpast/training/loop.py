@@ -10,7 +10,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -178,14 +178,14 @@ class Run:
         scored = tokens.clamp(min=1)
         self.loss = torch.zeros((), device=fabric.device)
         size = config.micro_batch_size or len(batch.tokens)
-        parts = batch.split(size)
+        parts: Sequence[Batch | Segments] = batch.split(size)
         for number, part in enumerate(parts):
             with fabric.no_backward_sync(self.model, enabled=number + 1 < len(parts)):
                 if self.carried is None:
-                    loss = share = self.model(*part).sum() / scored
+                    loss = share = self.model(*part.inputs).sum() / scored
                 else:
                     before = {name: value.split(size)[number] for name, value in self.carried.items()}
-                    nats, after, extra = self.model(*part, before)
+                    nats, after, extra = self.model(*part[:3], before, part.counts)
                     share = nats.sum() / scored
                     loss = share + extra.sum() / config.batch_size
                 fabric.backward(loss * fabric.world_size)  # processes average gradients; we need the sum
@@ -237,6 +237,7 @@ class Run:
                 device=fabric.device,
                 limit=config.data.validation_tokens,
                 share=(fabric.global_rank, fabric.world_size),
+                recall=self.bare.config.recall_form,
             )
         total = self._sum(torch.tensor(math.fsum(nats), dtype=torch.float64))
         loss = self._finite(float(total) / len(nats))

@@ -109,7 +109,8 @@ def make_model(
 
 def make_batches(config: TrainConfig, store: TokenStore, model: LanguageModel, device: torch.device) -> Batches | Lanes:
     """Windows in random order, or consecutive segments for a recurrent system."""
-    size, shared = config.batch_size, (config.seed, config.data.streams, config.data.jitter, device)
+    size, data = config.batch_size, config.data
+    shared = config.seed, data.streams, data.jitter, device, model.config.recall_form
     if isinstance(model, Recurrent):
         return Lanes(store, model.window, size, model.config.segments, *shared)
     return Batches(store, model.window, model.history, size, *shared)

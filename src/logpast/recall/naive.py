@@ -1,0 +1,42 @@
+"""Recall as it is defined, by brute force; `index` and `past` are tested against this module.
+
+To predict the token after s_1 … s_p, recall looks at every earlier position p − t (t ≥ 1, the lag) where the last n
+tokens were the same, n = 0, 1, …, `orders`. The token that followed there, s_(p − t + 1), is a candidate. Matches are
+counted by order n and by lag: bin r holds the lags above `edges[r − 1]` (0 for the first bin) up to `edges[r]`.
+A negative id is a missing token: it equals nothing and is no candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def followers(stream: Sequence[int], orders: int, edges: Sequence[int], vocabulary: int) -> NDArray[np.int64]:
+    """(orders + 1, bins, vocabulary): how often each token followed the last n tokens of the stream, by lag."""
+    p = len(stream)  # the stream is s_1 … s_p: s_i is stream[i - 1]
+    found = np.zeros((orders + 1, len(edges), vocabulary), np.int64)
+    for t in range(1, min(p, edges[-1]) + 1):
+        follower, r = stream[p - t], int(np.searchsorted(edges, t))
+        for n in range(orders + 1):
+            if p - t - n < 0:
+                break
+            same = all(stream[p - t - j - 1] == stream[p - j - 1] >= 0 for j in range(n))
+            if same and follower >= 0:
+                found[n, r, follower] += 1
+    return found
+
+
+def counts(stream: Sequence[int], orders: int, edges: Sequence[int]) -> NDArray[np.int64]:
+    """(tokens, 2, orders + 1, bins): for each token of a stream, how many matches there were before it, and how many of
+    them were followed by this very token.
+    """
+    vocabulary = max(stream, default=0) + 1
+    result = np.zeros((len(stream), 2, orders + 1, len(edges)), np.int64)
+    for i, token in enumerate(stream):
+        found = followers(stream[:i], orders, edges, vocabulary)
+        if token >= 0:
+            result[i] = found.sum(-1), found[..., token]
+    return result
