@@ -157,7 +157,7 @@ def test_steps_replace_the_epochs_of_a_recipe_and_the_reverse(
     config = parsed(monkeypatch, "--config", "paper-pg19", "--config", tmp_path / "mine.yaml")
     assert (config.steps, config.epochs) == (7, None)
     error = error_of(capsys, "train", "--config", "small-cpu", "--epochs", 3, "--steps=5")
-    assert "steps=5 and epochs=3 are both given" in error
+    assert "steps and epochs are both given (5 and 3)" in error
 
 
 @pytest.mark.parametrize("words", ["--freeze blocks.* !blocks.1 --seed=1", "--freeze '[blocks.*, \"!blocks.1\"]'"])

@@ -136,7 +136,7 @@ class TrainConfig:
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed must be from 0 to 2^32 − 1, got {self.seed}")
         if self.steps is not None and self.epochs is not None:
-            raise UserError(f"steps={self.steps} and epochs={self.epochs:g} are both given; give one of them")
+            raise UserError(f"steps and epochs are both given ({self.steps} and {self.epochs:g}); give one of them")
         if self.steps is None and self.epochs is None:
             raise UserError("the length of the training is missing; give steps or epochs")
         if self.init_from == "":
