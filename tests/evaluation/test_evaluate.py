@@ -465,7 +465,7 @@ def test_wikitext_with_both_accountings(
     gpt2_run: dict[int, Path], data_root: Path, slots: int, scored: int, ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every loss is set to 1 nat: only the counts matter here, and the softmax would take minutes."""
-    monkeypatch.setattr(LanguageModel, "nats", lambda model, hidden, targets: (targets >= 0) + 0 * hidden[..., 0])
+    monkeypatch.setattr(LanguageModel, "nats", lambda model, hidden, targets, _: (targets >= 0) + 0 * hidden[..., 0])
     result = evaluate(gpt2_run[slots], str(data_root / "wikitext103" / "wiki.test.raw"), accounting="paper")
     assert result["tokens"] == result["nats"] == scored
     assert result["all"]["nats"] == 286_221

@@ -185,7 +185,7 @@ class Run:
                     loss = share = self.model(*part.inputs).sum() / scored
                 else:
                     before = {name: value.split(size)[number] for name, value in self.carried.items()}
-                    nats, after, extra = self.model(*part[:3], before, part.counts)
+                    nats, after, extra = self.model(*part.inputs[:3], before, *part.inputs[3:])
                     share = nats.sum() / scored
                     loss = share + extra.sum() / config.batch_size
                 fabric.backward(loss * fabric.world_size)  # processes average gradients; we need the sum
