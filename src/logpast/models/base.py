@@ -43,9 +43,9 @@ class ModelConfig:
     recall: int = 0
     """how many tokens back to look up what followed the last tokens before, to mix it into predictions; 0: no recall"""
     recall_orders: int = 4
-    """the longest match that recall tells apart, in tokens"""
+    """the longest match that recall distinguishes, in tokens"""
     recall_bins: int = 4
-    """log-spaced ranges of lags that recall tells apart"""
+    """log-spaced ranges of lags that recall distinguishes"""
 
     def __post_init__(self) -> None:
         validate_fields(self, "model.")

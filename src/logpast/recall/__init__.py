@@ -24,7 +24,7 @@ NEAR = 64  # the first lag bin ends here; the others are log-spaced
 
 @dataclass(frozen=True)
 class RecallForm:
-    """Which matches are told apart: by their length n = 0 … orders, and by their lag in log-spaced bins.
+    """Which matches are distinguished: by their length n = 0 … orders, and by their lag in log-spaced bins.
 
     Args:
         reach: the largest lag.
@@ -58,7 +58,7 @@ class Recall(nn.Module):
 
     Args:
         width: size of the model's last hidden state.
-        form: which matches are told apart.
+        form: which matches are distinguished.
     """
 
     def __init__(self, width: int, form: RecallForm) -> None:
