@@ -23,7 +23,7 @@ from torch import Tensor
 
 from logpast.data.store import TokenStore
 from logpast.recall import RecallForm
-from logpast.recall.index import occurrences
+from logpast.recall.index import occurrences, success
 from logpast.util.errors import UserError
 
 Streams = Literal["corpus", "document"]
@@ -44,6 +44,8 @@ class Batch(NamedTuple):
     tokens: Tensor
     targets: Tensor
     counts: Tensor | None = None
+    latest: Tensor | None = None
+    success: Tensor | None = None
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -156,13 +158,13 @@ class Windows:
         targets = ids[:, self.history + 1 :].long()
         if not inside.all():  # only now: end-of-text is an input, never a target
             ids[rows] = torch.where(position == 0, self.store.tokenizer.eot, ids[rows])
-        counts = self._counts(located, device) if self.recall else None
-        return Batch(ids[:, : self.history], ids[:, self.history : -1].long(), targets, counts)
+        counts = self._counts(located, device) if self.recall else ()
+        return Batch(ids[:, : self.history], ids[:, self.history : -1].long(), targets, *counts)
 
-    def _counts(self, located: Tensor, device: torch.device) -> Tensor:
+    def _counts(self, located: Tensor, device: torch.device) -> tuple[Tensor, ...]:
         """(B, m, 2, orders + 1, bins) for recall: see `Batch`."""
         assert self.recall
-        table = _occurrences_on(self.store, self.device, self.streams, self.recall)
+        table, latest, success = _occurrences_on(self.store, self.device, self.streams, self.recall)
         begin, length, start = _to_device(located, device).unsqueeze(-1)
         before = start + torch.arange(self.window, device=device)  # tokens of the stream before each target
         target = (begin + before).clamp(0, len(table) - 1)
@@ -171,7 +173,11 @@ class Windows:
         edges = torch.tensor([0, *self.recall.edges], device=device)
         everywhere = before.unsqueeze(-1).clamp(min=0).clamp(max=edges).diff(dim=-1).unsqueeze(-2)  # n = 0
         counts = torch.stack([torch.cat([everywhere.to(matches.dtype), matches], dim=2), hits], dim=2)
-        return counts * ((before >= 0) & (before < length))[..., None, None, None]
+        counts = counts * ((before >= 0) & (before < length))[..., None, None, None]
+        if not self.recall.variant:
+            return (counts,)
+        context, there = (target - 1).clamp(min=0), (before > 0)[..., None]
+        return counts, torch.where(there, latest[context], -1), torch.where(there, success[context], 0)
 
     def targets(self, index: int) -> slice:
         """The positions in the store of the tokens that window `index` is the first to predict."""
@@ -211,7 +217,7 @@ def _tokens_on(store: TokenStore, device: torch.device) -> Tensor:
 _device_occurrences: WeakKeyDictionary[TokenStore, dict[Any, Tensor]] = WeakKeyDictionary()
 
 
-def _occurrences_on(store: TokenStore, device: torch.device, streams: Streams, form: RecallForm) -> Tensor:
+def _occurrences_on(store: TokenStore, device: torch.device, streams: Streams, form: RecallForm) -> Any:
     """(tokens, orders + 1, bins), counted once: see `recall.index`. On the device of the tokens."""
     copies, key = _device_occurrences.setdefault(store, {}), (device, streams, form)
     if key not in copies:
@@ -221,7 +227,8 @@ def _occurrences_on(store: TokenStore, device: torch.device, streams: Streams, f
             starts = torch.from_numpy(store.documents.start[store.documents.tokens > 0])
             stream[starts.to(tokens.device)] = 1
             stream = stream.cumsum(0)
-        copies[key] = occurrences(_unsigned(tokens), stream, form.orders + 1, form.edges)
+        found, latest = occurrences(_unsigned(tokens), stream, form.orders + 1, form.edges)
+        copies[key] = found, latest[:, :-1], success(found, form.edges) if form.variant else None
     return copies[key]
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from logpast.kernels.dispatch import token_losses
 from logpast.kernels.ops import HAS_TRITON
+from logpast.memory.naive import embed
 from logpast.recall import Recall, RecallForm
 from logpast.util.errors import UserError
 from logpast.util.validation import validate_fields
@@ -47,6 +48,9 @@ class ModelConfig:
     recall_bins: int = 4
     """log-spaced ranges of lags that recall distinguishes"""
 
+    recall_variant: str = ""
+    """forms of recall that are being tried"""
+
     def __post_init__(self) -> None:
         validate_fields(self, "model.")
         self._at_least(window=1, layers=1, heads=1, width=1, recall=0, recall_orders=0, recall_bins=1)
@@ -58,7 +62,7 @@ class ModelConfig:
 
     @property
     def recall_form(self) -> RecallForm | None:
-        return RecallForm(self.recall, self.recall_orders, self.recall_bins) if self.recall else None
+        return RecallForm(self.recall, self.recall_orders, self.recall_bins, self.recall_variant) if self.recall else None
 
     def _at_least(self, **bounds: int) -> None:
         for name, least in bounds.items():
@@ -119,11 +123,30 @@ class LanguageModel(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.table.weight)
 
-    def nats(self, hidden: Tensor, targets: Tensor, counts: Tensor | None = None) -> Tensor:
+    def nats(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        counts: Tensor | None = None,
+        latest: Tensor | None = None,
+        success: Tensor | None = None,
+    ) -> Tensor:
         """The loss of each target in nats; 0 where the target is -1. With recall it needs the counts of a `Batch`."""
         nats = token_losses(hidden.flatten(0, 1), self.table.weight, targets.flatten()).view_as(targets)
         if self.config.recall:
-            nats = self.recall(hidden, nats, counts).masked_fill(targets < 0, 0)
+            variant, features = self.config.recall_variant, list[Tensor]()
+            if "success" in variant:
+                features.append(success)
+            if "entropy" in variant:
+                with torch.no_grad():
+                    logp = F.linear(hidden, self.table.weight.to(hidden.dtype)).float().log_softmax(-1)
+                    features.append(-(logp.exp() * logp).sum(-1, keepdim=True))
+            if "content" in variant:
+                own = (hidden.float() * embed(self.table.weight, targets).float()).sum(-1)
+                offered = torch.einsum("bmd,bmnd->bmn", hidden, embed(self.table.weight, latest).to(hidden.dtype))
+                logp = (offered.float() - (nats + own).unsqueeze(-1)).clamp(min=-15).detach()
+                features.append(torch.where(latest < 0, 0, logp))
+            nats = self.recall(hidden, nats, counts, features).masked_fill(targets < 0, 0)
         return nats
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

@@ -133,7 +133,7 @@ class Transformer(LanguageModel):
         raise NotImplementedError
 
     def forward(
-        self, history: Tensor, tokens: Tensor, targets: Tensor | None = None, counts: Tensor | None = None
+        self, history: Tensor, tokens: Tensor, targets: Tensor | None = None, *counts: Tensor
     ) -> Tensor:
         """Logits (B, m', V) of the token after each token of the window; with targets, their loss (B, m') in nats.
 
@@ -143,9 +143,13 @@ class Transformer(LanguageModel):
             targets: (B, m') ids to predict; the loss is 0 where the target is -1.
             counts: (B, m', …) for recall, from the batch. Logits are those without recall.
         """
-        x = torch.cat([self.make_slots(history), embed(self.table.weight, tokens)], dim=1)
+        window = embed(self.table.weight, tokens)
+        if "input" in self.config.recall_variant:
+            found = embed(self.table.weight, counts[1])
+            window = window + torch.einsum("bmnd,nde->bme", in_autocast(found), in_autocast(self.recall.input))
+        x = torch.cat([self.make_slots(history), window], dim=1)
         hidden = self.hidden(x, skip=self.slots)
-        return self.logits(hidden) if targets is None else self.nats(hidden, targets, counts)
+        return self.logits(hidden) if targets is None else self.nats(hidden, targets, *counts)
 
     def hidden(self, x: Tensor, cache: KeyValueCache | None = None, start: int = 0, skip: int = 0) -> Tensor:
         """The decoder's output for embeddings (B, T, d) at positions `start` … of the sequence.

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+SUCCESS = 64  # tokens over which a pilot form averages how often recall was right
 CHUNK = 2**24  # positions that are sorted at once, which bounds the memory needed
 
 
-def occurrences(tokens: Tensor, streams: Tensor, orders: int, edges: Sequence[int]) -> Tensor:
+def occurrences(tokens: Tensor, streams: Tensor, orders: int, edges: Sequence[int]) -> tuple[Tensor, Tensor]:
     """(T, orders, bins): the number of earlier positions in the same stream where the same n-gram ends, by lag.
 
     Args:
@@ -28,15 +29,16 @@ def occurrences(tokens: Tensor, streams: Tensor, orders: int, edges: Sequence[in
     widest = max(edge - before for edge, before in zip(edges, [0, *edges[:-1]], strict=True))
     dtype = torch.int16 if min(widest, len(tokens)) < 2**15 else torch.int32
     found = torch.zeros(len(tokens), orders, len(edges), dtype=dtype, device=tokens.device)
+    latest = torch.full((len(tokens), orders), -1, dtype=torch.int32, device=tokens.device)
     step = max(CHUNK, 4 * (edges[-1] + orders))
     for first in range(0, len(tokens), step):
         begin = max(0, first - edges[-1] - orders)
         part = slice(begin, first + step)
-        _count(tokens[part], streams[part], edges, found[first : first + step], first - begin)
-    return found
+        _count(tokens[part], streams[part], edges, found[first : first + step], first - begin, latest[first : first + step])
+    return found, latest
 
 
-def _count(tokens: Tensor, streams: Tensor, edges: Sequence[int], found: Tensor, skip: int) -> None:
+def _count(tokens: Tensor, streams: Tensor, edges: Sequence[int], found: Tensor, skip: int, latest: Tensor) -> None:
     """Fill `found` for all tokens but the first `skip`, which only precede them."""
     size, vocabulary = len(tokens), int(tokens.max()) + 2
     valid, gram = tokens >= 0, streams - streams[0]
@@ -58,3 +60,18 @@ def _count(tokens: Tensor, streams: Tensor, edges: Sequence[int], found: Tensor,
             inside = position >= skip
             found[:, order, bin_].index_copy_(0, position[inside] - skip, number[inside])
             nearer = first
+        before = torch.roll(position, 1)
+        close = (rank > 0) & (torch.roll(group, 1) == group) & (position - before <= edges[-1]) & (keys >= 0) & inside
+        latest[:, order].index_copy_(0, position[close] - skip, tokens[before[close] + 1].to(latest.dtype))
+
+
+def success(found: Tensor, edges: Sequence[int]) -> Tensor:
+    """(T, orders): the mean share of the matches that were right, over the last tokens, for n = 0 … orders − 1."""
+    matches = torch.empty(found.shape[:2], device=found.device)
+    matches[:, 0] = torch.arange(len(found), device=found.device).clamp(max=edges[-1])
+    matches[1:, 1:] = found[:-1, :-1].sum(-1)
+    matches[0, 1:] = 0
+    share = (found.sum(-1) / matches.clamp(min=1)).double().cumsum(0)
+    mean = share / SUCCESS
+    mean[SUCCESS:] -= share[:-SUCCESS] / SUCCESS
+    return mean.half()
