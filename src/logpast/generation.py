@@ -18,6 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -216,65 +217,71 @@ class Reader:
     @torch.inference_mode()
     def logits(self) -> Tensor:
         """Logits (N, V) of the next token of each stream, on the CPU."""
+        if form := self.model.config.recall_form:
+            self._remember(form)
         if isinstance(self.model, Recurrent):
-            hidden, self.read = _read_segments(self.model, self.streams, *self.read)
+            hidden = self._read_segments(self.model, *self.read)
         else:
             assert isinstance(self.model, Transformer)
-            hidden, self.read = _read_window(self.model, self.streams, *self.read)
+            hidden = self._read_window(self.model, *self.read)
         logits = self.model.logits(hidden).float().cpu()
-        return self._mixed(hidden, logits, form) if (form := self.model.config.recall_form) else logits
+        if self.pasts is None:
+            return logits
+        rows = zip(hidden, logits, self.pasts, strict=True)  # the logarithm of the mixture takes the logits' place
+        return torch.stack([self.model.recall.mix(last, own, past.look()) for last, own, past in rows])
 
-    def _mixed(self, hidden: Tensor, logits: Tensor, form: RecallForm) -> Tensor:
-        """The logarithm of recall's mixture: it takes the place of the logits."""
+    def _remember(self, form: RecallForm) -> None:
+        """Append to the pasts what was appended to the streams."""
         pasts, self.pasts = self.pasts, None
-        pasts = pasts or [Past(form.orders, form.edges, logits.shape[1]) for _ in self.streams]
+        pasts = pasts or [Past(form.orders, form.edges, self.model.table.num_embeddings) for _ in self.streams]
         for past, stream in zip(pasts, self.streams, strict=True):
             past.push(stream[1 + len(past) :])  # without end-of-text
         self.pasts = pasts
-        rows = zip(hidden, logits, pasts, strict=True)
-        return torch.stack([self.model.recall.mix(last, own, past.look()) for last, own, past in rows])
 
+    def _inputs(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+        """The ids (N, T) at positions start … stop − 1, and their followers for recall."""
+        device, form, followers = self.model.table.weight.device, self.model.config.recall_form, None
+        if self.pasts is not None and form is not None and form.input:
+            found = [past.latest(start - 1, stop - 1) for past in self.pasts]
+            followers = torch.from_numpy(np.stack(found)).to(device)
+        return torch.tensor([stream[start:stop] for stream in self.streams], device=device), followers
 
-def _read_window(
-    model: Transformer, streams: list[list[int]], read: int, before: KeyValueCache | None
-) -> tuple[Tensor, tuple[int, KeyValueCache]]:
-    """Hidden states (N, d) of the last tokens, of a model that takes a window and the history before it.
+    def _read_window(self, model: Transformer, read: int, before: KeyValueCache | None) -> Tensor:
+        """Hidden states (N, d) of the last tokens, of a model that takes a window and the history before it.
 
-    `before` caches the window that the first `read` tokens end in. It can be used if one token of it was appended.
-    """
-    device, length = model.table.weight.device, len(streams[0])
-    table, window, history = model.table, model.window, model.history
-    start, cache = (length - 1) // window * window, KeyValueCache()
-    if before is not None and read == length - 1 and read > start:
-        cache.layers |= before.layers
-        inputs = table(torch.tensor([stream[-1:] for stream in streams], device=device))
-        hidden = model.hidden(inputs, cache, start=model.slots + read - start)
-    else:
-        past = [stream[max(0, start - history) : start] for stream in streams]
-        past = [[-1] * (history - len(some)) + some for some in past]
-        slots = model.make_slots(torch.tensor(past, dtype=torch.int64, device=device))
-        inputs = torch.cat([slots, table(torch.tensor([stream[start:] for stream in streams], device=device))], dim=1)
-        hidden = model.hidden(inputs, cache)
-    return hidden[:, -1], (length, cache)
+        `before` caches the window that the first `read` tokens end in. It can be used if one token of it was appended.
+        """
+        device, length = model.table.weight.device, len(self.streams[0])
+        window, history = model.window, model.history
+        start, cache = (length - 1) // window * window, KeyValueCache()
+        if before is not None and read == length - 1 and read > start:
+            cache.layers |= before.layers
+            hidden = model.hidden(model.embed(*self._inputs(read, length)), cache, start=model.slots + read - start)
+        else:
+            past = [stream[max(0, start - history) : start] for stream in self.streams]
+            past = [[-1] * (history - len(some)) + some for some in past]
+            slots = model.make_slots(torch.tensor(past, dtype=torch.int64, device=device))
+            hidden = model.hidden(torch.cat([slots, model.embed(*self._inputs(start, length))], dim=1), cache)
+        self.read = length, cache
+        return hidden[:, -1]
 
+    def _read_segments(self, model: Recurrent, read: int, state: State | None) -> Tensor:
+        """Hidden states (N, d) of the last tokens, of a model that carries a state from segment to segment.
 
-def _read_segments(
-    model: Recurrent, streams: list[list[int]], read: int, state: State | None
-) -> tuple[Tensor, tuple[int, State]]:
-    """Hidden states (N, d) of the last tokens, of a model that carries a state from segment to segment.
-
-    `state` is the state after the first `read` tokens, a whole number of segments. The rest is recomputed each time.
-    """
-    device, window, length = model.table.weight.device, model.window, len(streams[0])
-    state = state or model.start(len(streams))
-    with progress_bar("reading the prompt", length, read, visible=length - read > LONG_PROMPT * window) as progress:
-        while length - read > window:
-            segment = torch.tensor([stream[read : read + window] for stream in streams], device=device)
-            _, state, _ = model.segment(segment, state)
-            read += window
-            progress.update(read)
-    hidden, _, _ = model.segment(torch.tensor([stream[read:] for stream in streams], device=device), state)
-    return hidden[:, -1], (read, state)
+        `state` is the state after the first `read` tokens, a whole number of segments. The rest is recomputed.
+        """
+        window, length = model.window, len(self.streams[0])
+        state = state or model.start(len(self.streams))
+        with progress_bar("reading the prompt", length, read, visible=length - read > LONG_PROMPT * window) as progress:
+            while length - read > window:
+                tokens, followers = self._inputs(read, read + window)
+                _, state, _ = model.segment(tokens, state, followers)
+                read += window
+                progress.update(read)
+        tokens, followers = self._inputs(read, length)
+        hidden, _, _ = model.segment(tokens, state, followers)
+        self.read = read, state
+        return hidden[:, -1]
 
 
 def continuations(

@@ -200,25 +200,30 @@ def test_ranks_get_some_of_the_lanes() -> None:
 
 
 @pytest.mark.parametrize("streams", ["corpus", "document"])
-def test_counts_for_recall_equal_their_definition(streams: str) -> None:
+def test_counts_and_followers_for_recall_equal_their_definition(streams: str) -> None:
     parts = [np.random.default_rng(n).integers(0, 5, n) for n in (100, 1, 50)]
-    store, form = TokenStore.in_memory(parts, size=6, eot=5), RecallForm(reach=40, orders=2, bins=3)
+    store, form = TokenStore.in_memory(parts, size=6, eot=5), RecallForm(reach=40, orders=2, bins=3, input=True)
     texts = parts if streams == "document" else [np.concatenate(parts)]
     expected = np.concatenate([naive.counts(text.tolist(), form.orders, form.edges) for text in texts])
+    before = [text[:length].tolist() for text in texts for length in range(len(text))]
+    latest = np.array([naive.latest(tokens, form.orders, form.reach) for tokens in before])
     windows = Windows(store, 16, 4, streams, recall=form)  # type: ignore[arg-type]
     batch = windows.batch(np.arange(len(windows)))
     assert batch.counts is not None
+    assert batch.followers is not None
     assert not batch.counts[batch.targets < 0].any()
-    for index, counts in enumerate(batch.counts):
+    for index, (counts, followers) in enumerate(zip(batch.counts, batch.followers, strict=True)):
         targets = windows.targets(index)
         assert np.array_equal(counts[: targets.stop - targets.start].numpy(), expected[targets])
+        assert np.array_equal(followers[: targets.stop - targets.start].numpy(), latest[targets])
 
 
 def test_lanes_give_counts_for_recall() -> None:
-    store, form = TokenStore.in_memory([np.arange(90) % 7], size=8, eot=7), RecallForm(reach=40, orders=2, bins=3)
+    store, form = TokenStore.in_memory([np.arange(90) % 7], size=8, eot=7), RecallForm(40, 2, 3, input=True)
     segments, plain = (Lanes(store, 16, 2, 2, seed=0, recall=recall).at(0) for recall in (form, None))
     assert plain.counts is None
-    assert segments.counts is not None
     batch = Windows(store, 16, 0, recall=form).batch(np.arange(2))
-    assert batch.counts is not None
-    assert segments.counts[0].equal(batch.counts)
+    for part, expected in ((segments.counts, batch.counts), (segments.followers, batch.followers)):
+        assert part is not None
+        assert expected is not None
+        assert part[0].equal(expected)

@@ -2,10 +2,13 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from logpast.data import TokenStore
+from logpast.evaluation.scoring import score
 from logpast.models import (
     SYSTEMS,
     LanguageModel,
@@ -119,6 +122,21 @@ def test_recall_leaves_all_other_initial_weights_as_they_are(config: ModelConfig
     plain, recalling = weights
     assert {name.split(".")[0] for name in recalling.keys() - plain.keys()} == {"recall"}
     assert all(torch.equal(plain[name], recalling[name]) for name in plain)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_with_recall_losses_do_not_depend_on_later_tokens_or_the_batch_size(system: str) -> None:
+    model = build(SYSTEMS[system].Config(recall=60, **SIZES)).double()
+    for parameter in model.recall.parameters():
+        torch.nn.init.normal_(parameter)
+    text = np.random.default_rng(0).integers(0, 5, 100)
+    changed = np.concatenate([text[:71], (text[71:] + 1) % 5])
+    stores = [TokenStore.in_memory([ids], 6, 5) for ids in (text, changed)]
+    form = model.config.recall_form
+    losses, after = (score(model, store, 8, model.history, recall=form) for store in stores)
+    np.testing.assert_allclose(after[:71], losses[:71], rtol=1e-12)
+    assert not np.allclose(after[71:], losses[71:])
+    np.testing.assert_allclose(score(model, stores[0], 8, model.history, 3, recall=form), losses, rtol=1e-10)
 
 
 def test_state_bytes_count_what_recall_keeps() -> None:

@@ -13,6 +13,13 @@ def test_followers_of_the_last_tokens_by_lag() -> None:
     assert found[2].tolist() == [[0, 0, 0], [1, 0, 0]]
 
 
+def test_the_latest_follower_by_order() -> None:
+    assert naive.latest(STREAM, 3, 6) == [0, 0, -1]
+    assert naive.latest(STREAM[:5], 2, 6) == [2, -1]
+    assert naive.latest(STREAM, 2, 3) == [-1, -1]  # the match is at lag 4
+    assert naive.latest([-1, 0, -1], 1, 9) == [-1]
+
+
 def test_lags_beyond_the_last_edge_do_not_count() -> None:
     assert naive.followers(STREAM, 1, [3], 3)[1].sum() == 0
 

@@ -42,6 +42,16 @@ def test_without_matches_the_model_is_unchanged(recall: Recall) -> None:
     torch.testing.assert_close(recall(hidden, nats, counts), nats)
 
 
+def test_followers_add_nothing_at_first_then_a_map_of_their_embeddings() -> None:
+    recall, table = Recall(3, RecallForm(9, orders=2, input=True)), torch.randn(5, 3)
+    followers = torch.tensor([[4, -1], [0, 2], [-1, -1]])
+    assert not recall.embed(table, followers).any()
+    torch.nn.init.normal_(recall.input.weight)
+    first, second = recall.input.weight.split(3, dim=1)
+    expected = torch.stack([first @ table[4], first @ table[0] + second @ table[2], torch.zeros(3)])
+    torch.testing.assert_close(recall.embed(table, followers), expected)
+
+
 def test_gradients_are_finite_without_matches_and_with_an_impossible_target(recall: Recall) -> None:
     hidden = torch.randn(2, 8).double().requires_grad_()
     counts = torch.zeros(2, 2, 3, len(recall.form.edges), dtype=torch.int16)
@@ -54,7 +64,8 @@ def test_gradients_are_finite_without_matches_and_with_an_impossible_target(reca
 def test_the_index_of_a_text_gives_the_same_counts(recall: Recall) -> None:
     stream = np.random.default_rng(1).integers(0, 4, 80)
     form = recall.form
-    table = index.occurrences(torch.from_numpy(stream), torch.zeros(80, dtype=torch.long), form.orders + 1, form.edges)
+    streams = torch.zeros(80, dtype=torch.long)
+    table = index.occurrences(torch.from_numpy(stream), streams, form.orders + 1, form.edges).counts
     expected = naive.counts(stream.tolist(), form.orders, form.edges)
     assert np.array_equal(table.numpy(), expected[:, 1])
     assert np.array_equal(table[:-1, : form.orders].numpy(), expected[1:, 0, 1:])

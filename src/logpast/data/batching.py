@@ -23,7 +23,7 @@ from torch import Tensor
 
 from logpast.data.store import TokenStore
 from logpast.recall import RecallForm
-from logpast.recall.index import occurrences, success
+from logpast.recall.index import Index, occurrences
 from logpast.util.errors import UserError
 
 Streams = Literal["corpus", "document"]
@@ -38,14 +38,14 @@ class Batch(NamedTuple):
         targets: (B, m) int64, the tokens to predict.
         counts: (B, m, 2, orders + 1, bins), for models with recall: how many matches there are before each target, and
             how many of them it followed.
+        followers: (B, m, orders), for models with recall at the input: what followed the latest matches of the tokens.
     """
 
     history: Tensor
     tokens: Tensor
     targets: Tensor
     counts: Tensor | None = None
-    latest: Tensor | None = None
-    success: Tensor | None = None
+    followers: Tensor | None = None
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -66,13 +66,14 @@ class Segments(NamedTuple):
         tokens: (B, n, m) int64, n consecutive windows.
         targets: (B, n, m) int64, the tokens to predict.
         fresh: (B, n) bool, whether the state must be reset before a window.
-        counts: (B, n, m, 2, orders + 1, bins), for models with recall, as in `Batch`.
+        counts, followers: (B, n, m, …), for models with recall, as in `Batch`.
     """
 
     tokens: Tensor
     targets: Tensor
     fresh: Tensor
     counts: Tensor | None = None
+    followers: Tensor | None = None
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -158,26 +159,25 @@ class Windows:
         targets = ids[:, self.history + 1 :].long()
         if not inside.all():  # only now: end-of-text is an input, never a target
             ids[rows] = torch.where(position == 0, self.store.tokenizer.eot, ids[rows])
-        counts = self._counts(located, device) if self.recall else ()
-        return Batch(ids[:, : self.history], ids[:, self.history : -1].long(), targets, *counts)
+        recalled = self._recalled(located, device, self.recall) if self.recall else ()
+        return Batch(ids[:, : self.history], ids[:, self.history : -1].long(), targets, *recalled)
 
-    def _counts(self, located: Tensor, device: torch.device) -> tuple[Tensor, ...]:
-        """(B, m, 2, orders + 1, bins) for recall: see `Batch`."""
-        assert self.recall
-        table, latest, success = _occurrences_on(self.store, self.device, self.streams, self.recall)
+    def _recalled(self, located: Tensor, device: torch.device, form: RecallForm) -> tuple[Tensor, ...]:
+        """Counts, and followers if the form has them: see `Batch`."""
+        table, followers = _index_on(self.store, self.device, self.streams, form)
         begin, length, start = _to_device(located, device).unsqueeze(-1)
         before = start + torch.arange(self.window, device=device)  # tokens of the stream before each target
         target = (begin + before).clamp(0, len(table) - 1)
         hits = table[target]
         matches = table[(target - 1).clamp(min=0)][:, :, :-1] * (before > 0)[..., None, None]
-        edges = torch.tensor([0, *self.recall.edges], device=device)
+        edges = _to_device(torch.tensor([0, *form.edges]), device)
         everywhere = before.unsqueeze(-1).clamp(min=0).clamp(max=edges).diff(dim=-1).unsqueeze(-2)  # n = 0
         counts = torch.stack([torch.cat([everywhere.to(matches.dtype), matches], dim=2), hits], dim=2)
         counts = counts * ((before >= 0) & (before < length))[..., None, None, None]
-        if not self.recall.variant:
+        if not form.input:
             return (counts,)
-        context, there = (target - 1).clamp(min=0), (before > 0)[..., None]
-        return counts, torch.where(there, latest[context], -1), torch.where(there, success[context], 0)
+        seen = ((before > 0) & (before <= length)).unsqueeze(-1)
+        return counts, torch.where(seen, followers[(begin + before - 1).clamp(0, len(table) - 1), : form.orders], -1)
 
     def targets(self, index: int) -> slice:
         """The positions in the store of the tokens that window `index` is the first to predict."""
@@ -214,12 +214,12 @@ def _tokens_on(store: TokenStore, device: torch.device) -> Tensor:
     return copies[device]
 
 
-_device_occurrences: WeakKeyDictionary[TokenStore, dict[Any, Tensor]] = WeakKeyDictionary()
+_indices: WeakKeyDictionary[TokenStore, dict[Any, Index]] = WeakKeyDictionary()
 
 
-def _occurrences_on(store: TokenStore, device: torch.device, streams: Streams, form: RecallForm) -> Any:
-    """(tokens, orders + 1, bins), counted once: see `recall.index`. On the device of the tokens."""
-    copies, key = _device_occurrences.setdefault(store, {}), (device, streams, form)
+def _index_on(store: TokenStore, device: torch.device, streams: Streams, form: RecallForm) -> Index:
+    """What recall needs of all tokens, found once, on the device of the tokens."""
+    copies, key = _indices.setdefault(store, {}), (device, streams, form)
     if key not in copies:
         tokens = _tokens_on(store, device)
         stream = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
@@ -227,8 +227,7 @@ def _occurrences_on(store: TokenStore, device: torch.device, streams: Streams, f
             starts = torch.from_numpy(store.documents.start[store.documents.tokens > 0])
             stream[starts.to(tokens.device)] = 1
             stream = stream.cumsum(0)
-        found, latest = occurrences(_unsigned(tokens), stream, form.orders + 1, form.edges)
-        copies[key] = found, latest[:, :-1], success(found, form.edges) if form.variant else None
+        copies[key] = occurrences(_unsigned(tokens), stream, form.orders + 1, form.edges)
     return copies[key]
 
 
@@ -360,5 +359,5 @@ class Lanes(_TrainingBatches):
         # Past the end of a lane: a window behind the end of an empty stream holds no token.
         located[:, torch.from_numpy(~exists.ravel())] = torch.tensor([[0], [0], [2]])
         _, *parts = windows.cut(located).inputs
-        tokens, targets, *counts = (part.view(*index.shape, *part.shape[1:]) for part in parts)
-        return Segments(tokens, targets, fresh.to(tokens.device), *counts)
+        tokens, targets, *recalled = (part.view(*index.shape, *part.shape[1:]) for part in parts)
+        return Segments(tokens, targets, fresh.to(tokens.device), *recalled)

@@ -109,8 +109,8 @@ class RecurrentScorer:
                 value.copy_(before[name][:rows])
         padding = [part.new_full((rows - count, *part.shape[1:]), -1) for part in batch.inputs[1:]]
         parts = zip(batch.inputs[1:], padding, strict=True)
-        tokens, targets, *counts = (torch.cat([part, more]).unsqueeze(1) for part, more in parts)
-        return run(Segments(tokens, targets, torch.full((rows, 1), fresh, device=tokens.device), *counts))[:count, 0]
+        tokens, targets, *recalled = (torch.cat([part, more]).unsqueeze(1) for part, more in parts)
+        return run(Segments(tokens, targets, torch.full((rows, 1), fresh, device=tokens.device), *recalled))[:count, 0]
 
     def _for(self, rows: int) -> tuple[Callable[[Segments], Tensor], State]:
         """The function that processes a segment of so many rows, and the state that it updates."""
@@ -125,7 +125,7 @@ class RecurrentScorer:
 
 def _segment_losses(model: Any, state: State, batch: Segments) -> Tensor:
     """The losses of a segment. The state is updated in place."""
-    losses, after, _ = model(*batch[:3], state, batch.counts)
+    losses, after, _ = model(*batch[:3], state, *batch[3:])
     for name, value in state.items():
         value.copy_(after[name])
     assert isinstance(losses, Tensor)

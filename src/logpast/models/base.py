@@ -47,9 +47,8 @@ class ModelConfig:
     """the longest match that recall distinguishes, in tokens"""
     recall_bins: int = 4
     """log-spaced ranges of lags that recall distinguishes"""
-
-    recall_variant: str = ""
-    """forms of recall that are being tried"""
+    recall_input: bool = True
+    """also add embeddings of the tokens that followed the latest matches to the model's input"""
 
     def __post_init__(self) -> None:
         validate_fields(self, "model.")
@@ -62,7 +61,9 @@ class ModelConfig:
 
     @property
     def recall_form(self) -> RecallForm | None:
-        return RecallForm(self.recall, self.recall_orders, self.recall_bins, self.recall_variant) if self.recall else None
+        if not self.recall:
+            return None
+        return RecallForm(self.recall, self.recall_orders, self.recall_bins, self.recall_input)
 
     def _at_least(self, **bounds: int) -> None:
         for name, least in bounds.items():
@@ -120,33 +121,19 @@ class LanguageModel(nn.Module):
         if form := self.config.recall_form:
             self.recall = Recall(self.config.width, form)
 
+    def embed(self, tokens: Tensor, followers: Tensor | None = None) -> Tensor:
+        """(…, d) embeddings of ids; with recall also of their followers (…, orders). An id below 0 adds nothing."""
+        x = embed(self.table.weight, tokens)
+        return x if followers is None else x + self.recall.embed(self.table.weight, followers)
+
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.table.weight)
 
-    def nats(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        counts: Tensor | None = None,
-        latest: Tensor | None = None,
-        success: Tensor | None = None,
-    ) -> Tensor:
+    def nats(self, hidden: Tensor, targets: Tensor, counts: Tensor | None = None) -> Tensor:
         """The loss of each target in nats; 0 where the target is -1. With recall it needs the counts of a `Batch`."""
         nats = token_losses(hidden.flatten(0, 1), self.table.weight, targets.flatten()).view_as(targets)
         if self.config.recall:
-            variant, features = self.config.recall_variant, list[Tensor]()
-            if "success" in variant:
-                features.append(success)
-            if "entropy" in variant:
-                with torch.no_grad():
-                    logp = F.linear(hidden, self.table.weight.to(hidden.dtype)).float().log_softmax(-1)
-                    features.append(-(logp.exp() * logp).sum(-1, keepdim=True))
-            if "content" in variant:
-                own = (hidden.float() * embed(self.table.weight, targets).float()).sum(-1)
-                offered = torch.einsum("bmd,bmnd->bmn", hidden, embed(self.table.weight, latest).to(hidden.dtype))
-                logp = (offered.float() - (nats + own).unsqueeze(-1)).clamp(min=-15).detach()
-                features.append(torch.where(latest < 0, 0, logp))
-            nats = self.recall(hidden, nats, counts, features).masked_fill(targets < 0, 0)
+            nats = self.recall(hidden, nats, counts).masked_fill(targets < 0, 0)
         return nats
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -201,12 +188,21 @@ class Recurrent(LanguageModel):
         """A copy of a compiled model is not compiled, as with any module."""
         return {name: value for name, value in super().__getstate__().items() if name != "segment"}
 
-    def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
-        """The decoder's output (B, T, d) for a segment's ids (B, T), the state after it, and an extra loss (B,)."""
+    def segment(self, tokens: Tensor, state: State, followers: Tensor | None = None) -> tuple[Tensor, State, Tensor]:
+        """The decoder's output (B, T, d) for a segment's ids (B, T), the state after it, and an extra loss (B,).
+
+        `followers` (B, T, orders) are those of the ids, for recall.
+        """
         raise NotImplementedError
 
     def forward(
-        self, tokens: Tensor, targets: Tensor, fresh: Tensor, state: State, counts: Tensor | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        fresh: Tensor,
+        state: State,
+        counts: Tensor | None = None,
+        followers: Tensor | None = None,
     ) -> tuple[Tensor, State, Tensor]:
         """The nats of consecutive segments, the state after the last without gradient, and an extra loss (B,).
 
@@ -215,11 +211,12 @@ class Recurrent(LanguageModel):
             targets: (B, n, m) ids to predict; the loss is 0 where the target is -1.
             fresh: (B, n), whether a segment is the first of a text: it starts from `start`, not from the last state.
             state: from `start`, or from the previous call.
-            counts: (B, n, m, …) for recall, from the batch.
+            counts, followers: (B, n, m, …) for recall, from the batch.
         """
         nats, extra = [], torch.zeros(len(tokens), device=tokens.device)
         for i in range(tokens.shape[1]):
-            hidden, state, more = self.segment(tokens[:, i], self.reset(state, fresh[:, i]))
+            followed = [] if followers is None else [followers[:, i]]
+            hidden, state, more = self.segment(tokens[:, i], self.reset(state, fresh[:, i]), *followed)
             nats.append(self.nats(hidden, targets[:, i], None if counts is None else counts[:, i]))
             extra = extra + more
         return torch.stack(nats, dim=1), {name: value.detach() for name, value in state.items()}, extra

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.kernels.dispatch import add_linear_norm, gelu_linear, self_attention, split_heads
-from logpast.memory.naive import embed
 from logpast.models.base import LanguageModel, ModelConfig
 from logpast.util.errors import UserError
 from logpast.util.precision import in_autocast
@@ -133,7 +132,12 @@ class Transformer(LanguageModel):
         raise NotImplementedError
 
     def forward(
-        self, history: Tensor, tokens: Tensor, targets: Tensor | None = None, *counts: Tensor
+        self,
+        history: Tensor,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        counts: Tensor | None = None,
+        followers: Tensor | None = None,
     ) -> Tensor:
         """Logits (B, m', V) of the token after each token of the window; with targets, their loss (B, m') in nats.
 
@@ -141,15 +145,11 @@ class Transformer(LanguageModel):
             history: (B, `self.history`) ids before the window, in the order of the text; -1 where there is none.
             tokens: (B, m') ids of the window, m' ≤ m; -1 is padding.
             targets: (B, m') ids to predict; the loss is 0 where the target is -1.
-            counts: (B, m', …) for recall, from the batch. Logits are those without recall.
+            counts, followers: (B, m', …) for recall, from the batch. Logits are those before recall's mixture.
         """
-        window = embed(self.table.weight, tokens)
-        if "input" in self.config.recall_variant:
-            found = embed(self.table.weight, counts[1])
-            window = window + torch.einsum("bmnd,nde->bme", in_autocast(found), in_autocast(self.recall.input))
-        x = torch.cat([self.make_slots(history), window], dim=1)
+        x = torch.cat([self.make_slots(history), self.embed(tokens, followers)], dim=1)
         hidden = self.hidden(x, skip=self.slots)
-        return self.logits(hidden) if targets is None else self.nats(hidden, targets, *counts)
+        return self.logits(hidden) if targets is None else self.nats(hidden, targets, counts)
 
     def hidden(self, x: Tensor, cache: KeyValueCache | None = None, start: int = 0, skip: int = 0) -> Tensor:
         """The decoder's output for embeddings (B, T, d) at positions `start` … of the sequence.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from logpast.memory.naive import embed
 from logpast.recall.past import Matches, Past
 from logpast.util.precision import accumulation_dtype, full_precision
 
@@ -30,12 +31,13 @@ class RecallForm:
         reach: the largest lag.
         orders: the longest match in tokens. n = 0 matches everywhere, and gives the frequency of each token.
         bins: number of lag bins.
+        input: whether the model's input also has the embeddings of the tokens that followed the latest matches.
     """
 
     reach: int
     orders: int = 4
     bins: int = 4
-    variant: str = ""
+    input: bool = False
 
     @property
     def edges(self) -> list[int]:
@@ -49,7 +51,7 @@ class RecallForm:
 
 
 class Recall(nn.Module):
-    """Mixes what followed the last tokens before into a model's predictions.
+    """Mixes what followed the last tokens before into a model's predictions, and may also show it to the model.
 
         p(w) = a_0 p_model(w) + Σ a_(n,r) P_(n,r)(w)
 
@@ -70,14 +72,16 @@ class Recall(nn.Module):
         self.weight = nn.Parameter(torch.zeros(components + 1, width))
         self.bias = nn.Parameter(torch.cat([torch.zeros(1), torch.full((components,), -3.0)]))
         self.confidence = nn.Parameter(torch.full((components,), 0.5))
-        sizes = {"counts": components, "success": form.orders + 1, "entropy": 1, "content": form.orders}
-        features = sum(size for name, size in sizes.items() if name in form.variant)
-        if features:
-            self.features = nn.Parameter(torch.zeros(components + 1, features))
-        if "input" in form.variant:
-            self.input = nn.Parameter(torch.zeros(form.orders, width, width))
+        if form.input:
+            self.input = nn.utils.skip_init(nn.Linear, form.orders * width, width, bias=False)
+            nn.init.zeros_(self.input.weight)
 
-    def log_weights(self, hidden: Tensor, matches: Tensor, features: list[Tensor]) -> Tensor:
+    def embed(self, table: Tensor, followers: Tensor) -> Tensor:
+        """(…, d), to add to the embedding of each token: a linear map of its followers' (…, orders) embeddings."""
+        embedded: Tensor = self.input(embed(table, followers).flatten(-2))
+        return embedded
+
+    def log_weights(self, hidden: Tensor, matches: Tensor) -> Tensor:
         """(…, 1 + components): the logarithm of the weights a, the model's first.
 
         Args:
@@ -88,17 +92,11 @@ class Recall(nn.Module):
         found = matches.flatten(-2).to(dtype)
         with full_precision(hidden.device):
             gates = F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
-            if "counts" in self.form.variant:
-                features = [*features, torch.log1p(found)]
-            if features:
-                gates = gates + F.linear(torch.cat([f.to(dtype) for f in features], -1), self.features.to(dtype))
-            if "no0" in self.form.variant:
-                found = torch.cat([torch.zeros_like(found[..., : matches.shape[-1]]), found[..., matches.shape[-1] :]], -1)
             copied = gates[..., 1:] + self.confidence * torch.log1p(found)
             copied = copied.masked_fill(found == 0, -torch.inf)
             return torch.cat([gates[..., :1], copied], dim=-1).log_softmax(-1)
 
-    def forward(self, hidden: Tensor, nats: Tensor, counts: Tensor, features: list[Tensor]) -> Tensor:
+    def forward(self, hidden: Tensor, nats: Tensor, counts: Tensor) -> Tensor:
         """The loss of each target under the mixture.
 
         Args:
@@ -107,7 +105,7 @@ class Recall(nn.Module):
             counts: (…, 2, orders + 1, bins) number of matches, and of those that the target followed.
         """
         matches, hits = counts.unbind(-3)
-        weights = self.log_weights(hidden, matches, features)
+        weights = self.log_weights(hidden, matches)
         share = hits.to(weights.dtype) / matches.clamp(min=1)
         copied = (weights[..., 1:].exp() * share.flatten(-2)).sum(-1)
         tiny = torch.finfo(weights.dtype).tiny
@@ -116,7 +114,7 @@ class Recall(nn.Module):
     @torch.no_grad()
     def mix(self, hidden: Tensor, logits: Tensor, matches: Matches) -> Tensor:
         """(V,) the logarithm of the whole mixture, from the logits of one position."""
-        weights = self.log_weights(hidden, torch.from_numpy(matches.counts).to(hidden.device), []).double().exp().cpu()
+        weights = self.log_weights(hidden, torch.from_numpy(matches.counts).to(hidden.device)).double().exp().cpu()
         copied: NDArray[np.float64] = weights[1:].view(self.form.orders + 1, -1).numpy()
         mixture = weights[0] * logits.double().cpu().softmax(-1)
         mixture[: matches.unigrams.shape[1]] += torch.from_numpy(matches.distribution(copied))

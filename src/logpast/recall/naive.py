@@ -29,6 +29,16 @@ def followers(stream: Sequence[int], orders: int, edges: Sequence[int], vocabula
     return found
 
 
+def latest(stream: Sequence[int], orders: int, reach: int) -> list[int]:
+    """The token that followed the latest match of the last n tokens, n = 1 … orders; -1 if there is none."""
+    found, p = [], len(stream)
+    for n in range(1, orders + 1):
+        last = stream[p - n :]
+        ends = [p - t for t in range(1, min(reach, p - n) + 1) if stream[p - t - n : p - t] == last and min(last) >= 0]
+        found.append(stream[ends[0]] if p >= n and ends else -1)
+    return found
+
+
 def counts(stream: Sequence[int], orders: int, edges: Sequence[int]) -> NDArray[np.int64]:
     """(tokens, 2, orders + 1, bins): for each token of a stream, how many matches there were before it, and how many of
     them were followed by this very token.

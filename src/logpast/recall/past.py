@@ -7,7 +7,7 @@ bin. Positions that match the last n tokens are those that match the last n − 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,24 +49,40 @@ class Past:
 
     def look(self) -> Matches:
         """What followed the last tokens before."""
-        ids = np.frombuffer(self.ids, np.int32)
-        last, bins = len(ids) - 1, len(self.edges)
+        ids, last = np.frombuffer(self.ids, np.int32), len(self) - 1
         counts, followers = [self.unigrams.sum(1)], []
-        ends = np.zeros(0, np.int64)
-        for n in range(self.orders):
-            token = int(ids[last - n]) if n <= last else -1
-            if n == 0 and token >= 0:
-                ends = np.array(self.positions[token][:-1], np.int64)  # without the last position itself
-                ends = ends[np.searchsorted(ends, last - self.edges[-1]) :]
-            elif n:
-                ends = ends[ends >= n] if token >= 0 else ends[:0]
-                ends = ends[ids[ends - n] == token]
+        for ends in self._ends(last):
             follower = ids[ends + 1].astype(np.int64)
             lag_bin = np.searchsorted(self.edges, last - ends)
             real = follower >= 0
             followers.append((follower[real], lag_bin[real]))
-            counts.append(np.bincount(lag_bin[real], minlength=bins))
+            counts.append(np.bincount(lag_bin[real], minlength=len(self.edges)))
         return Matches(np.stack(counts), self.unigrams, followers)
+
+    def latest(self, start: int, stop: int) -> NDArray[np.int32]:
+        """(positions, orders): the token after the latest match of the last n tokens at positions start … stop − 1; -1
+        if there is none.
+        """
+        ids, found = np.frombuffer(self.ids, np.int32), np.full((stop - start, self.orders), -1, np.int32)
+        for position in range(max(start, 0), stop):
+            for n, ends in enumerate(self._ends(position)):
+                if len(ends):
+                    found[position - start, n] = ids[ends[-1] + 1]
+        return found
+
+    def _ends(self, position: int) -> Iterator[NDArray[np.int64]]:
+        """For n = 1 … orders, the earlier positions where the n tokens that end at `position` end, in text order."""
+        ids, ends = np.frombuffer(self.ids, np.int32), np.zeros(0, np.int64)
+        for n in range(self.orders):
+            token = int(ids[position - n]) if n <= position else -1
+            if n == 0 and token >= 0:
+                same = np.frombuffer(self.positions[token], np.int32)
+                first, own = np.searchsorted(same, [position - self.edges[-1], position])
+                ends = same[first:own].astype(np.int64)
+            elif n:
+                ends = ends[ends >= n] if token >= 0 else ends[:0]
+                ends = ends[ids[ends - n] == token]
+            yield ends
 
 
 class Matches(NamedTuple):

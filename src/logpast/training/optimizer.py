@@ -54,7 +54,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.dev
     on_gpu = device.type == "cuda"  # a CUDA graph may replay the step, so the rate must be in a tensor
     return torch.optim.AdamW(
         groups,
-        lr=torch.tensor(config.learning_rate, device=device) if on_gpu else config.learning_rate,
+        lr=torch.tensor(float(config.learning_rate), device=device) if on_gpu else config.learning_rate,
         betas=(config.beta1, config.beta2),
         fused=device.type in ("cuda", "cpu"),
         capturable=on_gpu,

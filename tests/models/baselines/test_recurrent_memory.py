@@ -14,7 +14,6 @@ from logpast.data import TokenStore
 from logpast.evaluation.scoring import score
 from logpast.memory.naive import embed
 from logpast.models.base import Recurrent, State
-from logpast.models.baselines import recurrent_memory
 from logpast.models.baselines.recurrent_memory import (
     RecurrentMemoryConfig,
     RecurrentMemoryTransformer,
@@ -271,7 +270,7 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recurrent], Tensor]:
 
     def separate_table(model: Recurrent) -> Tensor:
         table = model.table.weight.detach().clone().requires_grad_()
-        monkeypatch.setattr(recurrent_memory, "embed", lambda _, ids: embed(table, ids))
+        monkeypatch.setattr(model, "embed", lambda ids, _: embed(table, ids))
         return table
 
     return separate_table

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from logpast.memory.naive import embed
 from logpast.models.base import Recurrent, RecurrentConfig, State
 from logpast.models.baselines.transformer_xl import XLBlock, causal_mask
 from logpast.util.errors import UserError
@@ -144,9 +143,9 @@ class CompressiveTransformer(Recurrent):
             state["used"] = like.new_zeros(batch, config.layers, config.memory)
         return state
 
-    def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
+    def segment(self, tokens: Tensor, state: State, followers: Tensor | None = None) -> tuple[Tensor, State, Tensor]:
         filled, squeezed, config = state["filled"], state["squeezed"], self.config
-        x = in_autocast(embed(self.table.weight, tokens))
+        x = in_autocast(self.embed(tokens, followers))
         length = x.shape[1]
         # Nothing is compressed before the memory is full, so the filled parts of both caches are adjacent.
         visible = causal_mask(length, config.compressed + config.memory, filled + squeezed)

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from logpast.kernels.dispatch import split_heads
-from logpast.memory.naive import embed
 from logpast.models.base import Recurrent, RecurrentConfig, State
 from logpast.models.baselines.transformer_xl import (
     RelativeAttention,
@@ -94,11 +93,11 @@ class RecurrentMemoryTransformer(Recurrent):
     def start(self, batch: int) -> State:
         return {"memory_tokens": self.first_memory.expand(batch, -1, -1)}
 
-    def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
+    def segment(self, tokens: Tensor, state: State, followers: Tensor | None = None) -> tuple[Tensor, State, Tensor]:
         n, length = self.config.memory_tokens, tokens.shape[1]
         memory = state["memory_tokens"]
         read, own, write = self.positions.weight.split([n, self.window, n])  # the last n, however short the segment
-        x = torch.cat([memory, embed(self.table.weight, tokens), memory], dim=1)
+        x = torch.cat([memory, self.embed(tokens, followers), memory], dim=1)
         x = x + torch.cat([read, own[:length], write])
         hidden = run_blocks(self.blocks, x, self.norm, skip=n)
         after = {"memory_tokens": hidden[:, length:].to(memory.dtype)}
@@ -159,9 +158,9 @@ class TransformerXLRecurrentMemory(TransformerXL):
     def start(self, batch: int) -> State:
         return super().start(batch) | {"memory_tokens": self.first_memory.expand(batch, -1, -1)}
 
-    def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
+    def segment(self, tokens: Tensor, state: State, followers: Tensor | None = None) -> tuple[Tensor, State, Tensor]:
         memory, filled = state["memory_tokens"], state["filled"]
-        x = in_autocast(torch.cat([memory, embed(self.table.weight, tokens), memory], dim=1))
+        x = in_autocast(torch.cat([memory, self.embed(tokens, followers), memory], dim=1))
         n, length = memory.shape[1], tokens.shape[1]
         own = segment_mask(n, length, filled.device).expand(len(filled), 1, -1, -1)
         visible = torch.cat([cache_mask(n, length, state["memory"].shape[2], filled), own], dim=-1)

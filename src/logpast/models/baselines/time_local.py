@@ -50,7 +50,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.kernels.dispatch import gelu_linear
-from logpast.memory.naive import embed
 from logpast.models.base import Recurrent, RecurrentConfig, State
 from logpast.util.errors import UserError
 from logpast.util.precision import accumulation_dtype, full_precision, in_autocast
@@ -292,9 +291,9 @@ class TimeLocalTransformer(Recurrent):
         shape = batch, config.layers, config.slots, int(config.sharpness) + 1, config.width
         return {"integrators": like.new_zeros(shape, dtype=accumulation_dtype(like.dtype))}
 
-    def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
+    def segment(self, tokens: Tensor, state: State, followers: Tensor | None = None) -> tuple[Tensor, State, Tensor]:
         """One token is a step of the recurrence; more are processed in parallel."""
-        x = in_autocast(embed(self.table.weight, tokens))
+        x = in_autocast(self.embed(tokens, followers))
         after = []
         for block, past in zip(self.blocks, state["integrators"].unbind(1), strict=True):
             x, past = block(x, tokens >= 0, past, self.timeline)

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.kernels.dispatch import gelu_linear
-from logpast.memory.naive import embed
 from logpast.models.base import Recurrent, RecurrentConfig, State
 from logpast.util.precision import accumulation_dtype, in_autocast
 
@@ -147,8 +146,8 @@ class TransformerXL(Recurrent):
         memory = like.new_zeros(batch, self.config.layers, self.memory_length, self.config.width)
         return {"memory": memory, "filled": torch.zeros(batch, dtype=torch.int64, device=like.device)}
 
-    def segment(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
-        x = in_autocast(embed(self.table.weight, tokens))
+    def segment(self, tokens: Tensor, state: State, followers: Tensor | None = None) -> tuple[Tensor, State, Tensor]:
+        x = in_autocast(self.embed(tokens, followers))
         visible = causal_mask(x.shape[1], state["memory"].shape[2], state["filled"])
         x, after = self.run_blocks(x, state, visible)
         return self.norm(x), after, x.new_zeros(len(x), dtype=torch.float32)
