@@ -34,7 +34,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ from torch.nn.functional import normalize
 from logpast.data import TokenStore, open_tokens
 from logpast.data.batching import Batch, Batches, Windows
 from logpast.evaluation.evaluate import arithmetic
-from logpast.evaluation.metrics import paired_difference, per_document
+from logpast.evaluation.metrics import paired_difference, per_document, perplexity
 from logpast.evaluation.scoring import score
 from logpast.kernels import dispatch
 from logpast.kernels.cuda_graphs import Replay
@@ -63,6 +63,13 @@ from logpast.util.serialization import to_json
 Array = NDArray[np.float64]
 Setting = dict[str, Any]
 
+
+class Method(NamedTuple):
+    losses: Callable[[TokenStore], Array]
+    state_bytes: int
+
+
+PRECISION = {"cuda": "bfloat16"}  # float32 elsewhere
 THETA = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # for h / |h|; for h these are divided by the usual |h|²
 CACHE_WEIGHT = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.3, 0.4, 0.5)  # λ of the cache
 DECAY = (0.0, 1e-4, 1e-3, 1e-2, 0.1)  # λ of dynamic evaluation
@@ -74,7 +81,7 @@ GRIDS: dict[str, dict[str, Sequence[float]]] = {
 
 def arithmetic_of(model: Transformer) -> AbstractContextManager[Any]:
     device = model.table.weight.device
-    return arithmetic(device, "bfloat16" if device.type == "cuda" else "float32")
+    return arithmetic(device, PRECISION.get(device.type, "float32"))
 
 
 def windows_of(model: Transformer, store: TokenStore, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
@@ -234,11 +241,46 @@ def row_of(nats: Array, plain: Array, store: TokenStore, with_equals: NDArray[np
     kept = ~with_equals[store.tokens[: len(nats)]]
     (ours, tokens), (theirs, _) = (per_document(each, store, slice(0, len(nats))) for each in (nats, plain))
     return {
-        "tokens": len(nats), "nats_per_token": float(nats.mean()), "ppl_token": math.exp(nats.mean()),
+        "tokens": len(nats), "nats_per_token": float(nats.mean()), "ppl_token": perplexity(nats.sum(), len(nats)),
         "tokens_without_equals": int(kept.sum()), "nats_per_token_without_equals": float(nats[kept].mean()),
         "minus_plain": paired_difference(ours, theirs, tokens),
         "minus_plain_without_equals": float((nats - plain)[kept].mean()),
     }  # fmt: skip
+
+
+def methods_of(
+    model: Transformer, validation: TokenStore, train: TokenStore, args: argparse.Namespace, note: Callable[..., None]
+) -> dict[str, Method]:
+    """The methods, with settings selected on the validation text. `note` takes what each selection found."""
+
+    def plain(limit: int | None, store: TokenStore) -> Array:
+        device = model.table.weight.device
+        with arithmetic_of(model):
+            return score(model, store, model.window, model.history, args.batch_size, device=device, limit=limit)
+
+    def cached(setting: Setting, store: TokenStore) -> Array:
+        batches = windows_of(model, store, args.batch_size, args.limit)
+        nats, (probability,) = cache_scores(model, batches, [setting], args.past)
+        return mix(nats, probability, setting["weight"])
+
+    def adapted(squares: list[Tensor] | None, limit: int | None, store: TokenStore, setting: Setting) -> Array:
+        return dynamic_evaluation(model, windows_of(model, store, 1, limit), squares, setting)
+
+    found = select_cache(model, validation, args.batch_size, args.past)
+    note("cache", found)
+    methods = {
+        "plain": Method(partial(plain, args.limit), 0),
+        "cache": Method(partial(cached, found["chosen"]), args.past * 4 * (model.config.width + 1)),
+    }
+    alone = float(plain(args.selection, validation).mean())
+    for rule, squares in {"SGD": None, "RMS": mean_squares(model, train, args.statistics)}.items():
+        loss = partial(adapted, squares, args.selection, validation)
+        found = search(lambda setting: loss(setting).mean(), GRIDS[rule])  # noqa: B023
+        name = f"dynamic evaluation, {rule}"
+        note(name, found | {"plain": alone})
+        losses = partial(adapted, squares, args.limit, setting=found["chosen"])
+        methods[name] = Method(losses, 4 * model.parameter_count())
+    return methods
 
 
 def parse() -> argparse.Namespace:
@@ -250,16 +292,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="JSON file, written after each result")
     parser.add_argument("--past", type=int, default=8192, help="tokens in the cache")
     parser.add_argument("--batch_size", type=int, default=16, help="windows at a time, except in dynamic evaluation")
-    parser.add_argument(
-        "--selection", type=int, default=65536, help="validation tokens to select dynamic evaluation on"
-    )
+    parser.add_argument("--selection", type=int, default=65536, help="validation tokens for dynamic evaluation")
     parser.add_argument("--statistics", type=int, default=256, help="training windows for MS")
     parser.add_argument("--limit", type=int, help="score only the first tokens of each test text")
     return parser.parse_args()
 
 
 def main() -> None:
-    args = parse()
+    args, began = parse(), time.perf_counter()
     ensure_writable(args.out)
     checkpoint, device = find_checkpoint(args.checkpoint), pick_device("auto")
     tokenizer, model = checkpoint.load_tokenizer(), checkpoint.load_model().to(device, torch.float32).eval()
@@ -271,53 +311,35 @@ def main() -> None:
         "what": "continuous cache and dynamic evaluation on a finished model", "checkpoint": str(checkpoint.path),
         "model": config_to_dict(model.config), "parameters": model.parameter_count(), "train": train.identity,
         "validation": validation.identity, "revision": revision(), "hardware": describe(device), "streams": "corpus",
+        "precision": PRECISION.get(device.type, "float32"),
         "settings": {name: getattr(args, name) for name in ("past", "batch_size", "selection", "statistics", "limit")},
         "selected": {}, "rows": [],
     }  # fmt: skip
 
-    def select(method: str, work: Callable[[], dict[str, Any]]) -> Setting:
-        started = time.perf_counter()
-        found = work()
-        report["selected"][method] = found | {"seconds": round(time.perf_counter() - started, 2)}
+    def write(line: str) -> None:
         atomic_write(args.out, to_json(report) + "\n")
-        print(f"{method}: selected {found['chosen']}", flush=True)
-        return found["chosen"]
+        print(f"{time.perf_counter() - began:.1f} s: {line}", flush=True)
 
-    def plain(store: TokenStore) -> Array:
-        with arithmetic_of(model):
-            return score(model, store, model.window, model.history, args.batch_size, device=device, limit=args.limit)
+    def note(method: str, found: dict[str, Any]) -> None:
+        report["selected"][method] = found
+        write(f"{method}: selected {found['chosen']}, the model alone {found['plain']:.4f}")
 
-    cache = select("cache", lambda: select_cache(model, validation, args.batch_size, args.past))
-
-    def with_cache(store: TokenStore) -> Array:
-        batches = windows_of(model, store, args.batch_size, args.limit)
-        nats, (cached,) = cache_scores(model, batches, [cache], args.past)
-        return mix(nats, cached, cache["weight"])
-
-    methods = {"plain": (plain, 0), "cache": (with_cache, args.past * 4 * (model.config.width + 1))}
-
-    def adapted(squares: list[Tensor] | None, setting: Setting, limit: int | None, store: TokenStore) -> Array:
-        return dynamic_evaluation(model, windows_of(model, store, 1, limit), squares, setting)
-
-    for (rule, grids), squares in zip(GRIDS.items(), (None, mean_squares(model, train, args.statistics)), strict=True):
-        loss = partial(lambda squares, setting: adapted(squares, setting, args.selection, validation).mean(), squares)
-        name = f"dynamic evaluation, {rule}"
-        setting = select(name, partial(search, loss, grids))
-        methods[name] = (partial(adapted, squares, setting, args.limit), 4 * model.parameter_count())
+    methods = methods_of(model, validation, train, args, note)
     with_equals = np.array([b"=" in token for token in tokenizer.vocabulary])
     for store in tests:
-        for method, (work, state) in methods.items():
+        for name, method in methods.items():
             started = time.perf_counter()
-            nats = work(store)
+            nats = method.losses(store)
             seconds = time.perf_counter() - started
-            if method == "plain":
-                alone, fastest = nats, seconds
-            row = {"text": store.identity, "method": method} | row_of(nats, alone, store, with_equals)
+            if name == "plain":
+                plain, plain_seconds = nats, seconds
+            row = {"text": store.identity, "method": name} | row_of(nats, plain, store, with_equals)
             row |= {"seconds": round(seconds, 3), "ms_per_token": round(1000 * seconds / len(nats), 6),
-                    "times_plain": round(seconds / fastest, 2), "state_bytes": state}  # fmt: skip
+                    "times_plain": round(seconds / plain_seconds, 2), "state_bytes": method.state_bytes}  # fmt: skip
             report["rows"].append(row)
-            atomic_write(args.out, to_json(report) + "\n")
-            print({name: value for name, value in row.items() if name not in ("text", "minus_plain")}, flush=True)
+            write(f"{store.name}, {name}: {row['nats_per_token']:.4f} nats/token, minus plain "
+                  f"{row['minus_plain']['nats_per_token']:.4f}, without `=` {row['minus_plain_without_equals']:.4f}, "
+                  f"{seconds:.2f} s, {row['times_plain']} times plain")  # fmt: skip
 
 
 if __name__ == "__main__":
