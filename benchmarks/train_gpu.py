@@ -6,7 +6,9 @@ GPT-2 Small (124M), bf16-mixed, torch.compile, AdamW, clipping 1; 64 windows of 
 
     memory, delta, plain            53 slots over 8,192 tokens; the 53 preceding tokens; no slots
     memory-65k, memory-1m           65 and 81 slots: a past of 65,536 and 1,048,576 tokens, shuffled windows
-    memory-1m-consecutive           the same; the 64 windows of a batch are consecutive in the text
+    recall, recall-65k, recall-1m   delta with recall of 8,192, 65,536 and 1,048,576 tokens
+    recall-gates                    delta with recall of 8,192 tokens at the output only
+    memory-1m-consecutive           the same as memory-1m; the 64 windows of a batch are consecutive in the text
     memory-einsum, memory-conv1d    `memory` in two simple ways: gather + einsum; a depth-wise convolution, as the paper
                                     describes it, at the one position that is needed (see `convolution`)
     nanogpt                         nanoGPT's model and training step at 64 × 309 positions, from a checkout. Its loss
@@ -60,12 +62,15 @@ from logpast.util.errors import UserError
 from logpast.util.files import ensure_writable
 
 SLOTS = {"memory": 53, "memory-65k": 65, "memory-1m": 81, "memory-1m-consecutive": 81, "memory-einsum": 53,
-         "memory-conv1d": 53, "delta": 53, "plain": 0, "nanogpt": 53}  # fmt: skip
+         "memory-conv1d": 53, "delta": 53, "plain": 0, "nanogpt": 53, "recall": 53, "recall-65k": 53, "recall-1m": 53,
+         "recall-gates": 53}  # fmt: skip
+REACH = {"recall": 2**13, "recall-65k": 2**16, "recall-1m": 2**20, "recall-gates": 2**13}
 FULL = {f"full-{length}": length for length in (1024, 2048, 4096, 8192 + 256, 16384, 32768, 65536)}
 CASES = ("memory", "delta", "nanogpt", "plain", "memory-65k", "memory-1m", "memory-1m-consecutive", *FULL,
-         "memory-einsum", "memory-conv1d")  # fmt: skip
+         "memory-einsum", "memory-conv1d", *REACH)  # fmt: skip
 RATIOS = (("memory", "delta"), ("nanogpt", "memory"), ("memory-65k", "memory"), ("memory-1m", "memory"),
-          ("memory-1m-consecutive", "memory"))  # fmt: skip
+          ("memory-1m-consecutive", "memory"), ("recall", "delta"), ("recall-gates", "delta"), ("recall-65k", "recall"),
+          ("recall-1m", "recall"))  # fmt: skip
 WARM_UP_SECONDS, TIMED_SECONDS = 4.0, 8.0  # a slow case makes fewer steps
 GPU_UNUSABLE = 3  # exit status: after a failed case, the remaining ones need a new process
 
@@ -95,6 +100,8 @@ def model_config(case: str, sizes: Sizes, vocabulary: int) -> TransformerConfig:
     if case in FULL:
         return RecentConfig(**shape | {"slots": 0, "window": FULL[case] // sizes.shrink})
     slots = max(0, SLOTS[case] - sizes.fewer_slots)
+    if case in REACH:
+        return RecentConfig(slots=slots, recall=REACH[case], recall_input=case != "recall-gates", **shape)
     if case in ("delta", "plain", "nanogpt"):
         return RecentConfig(slots=slots, **shape)
     return LogMemoryConfig(slots=slots, sharpness=100, **shape)

@@ -346,6 +346,15 @@ def test_training_of_baselines_has_the_losses_of_the_cpu(
     assert_equal_losses(config, replace(config, accelerator="cuda", precision=precision), 1e-3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("system", ["log_memory", "recent", "transformer_xl"])
+def test_training_with_recall_has_the_losses_of_the_cpu(train_config: TrainConfig, system: str, precision: str) -> None:
+    """Compiled and as a CUDA graph."""
+    model = SYSTEMS[system].Config(window=8, layers=2, heads=2, width=32, recall=200)
+    config = replace(train_config, model=model)
+    assert_equal_losses(config, replace(config, accelerator="cuda", precision=precision), 1e-3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", yaml.safe_load(RIVALS.read_text())["systems"])
 def test_compiled_system_has_the_gradients_of_the_plain_one(train_config: TrainConfig, name: str) -> None:
     """At the sizes of a comparison, some of which PyTorch 2.11 compiled wrongly; the other tests have small models."""
@@ -417,22 +426,24 @@ def test_scores_equal_those_of_the_cpu_for_every_batch_size(train_config: TrainC
     assert math.isclose(bf16, nats["cpu", 1], rel_tol=1e-2)
 
 
+@pytest.mark.parametrize("recall", [0, 50])
 @pytest.mark.parametrize("system", [name for name, kind in SYSTEMS.items() if issubclass(kind, Recurrent)])
-def test_scores_of_recurrent_systems_equal_those_of_the_cpu(system: str) -> None:
+def test_scores_of_recurrent_systems_equal_those_of_the_cpu(system: str, recall: int) -> None:
     """As a CUDA graph, with streams of different lengths."""
     torch.manual_seed(0)
     store = TokenStore.in_memory([torch.randint(0, 60, (n,)).numpy() for n in (90, 400, 7, 60, 333, 64)], 61, 60)
-    model = build(SYSTEMS[system].Config(window=8, layers=2, heads=2, width=16), 61)
+    model = build(SYSTEMS[system].Config(window=8, layers=2, heads=2, width=16, recall=recall), 61)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    cpu = score(model, store, 8, 0, 5, "document")
+    form = model.config.recall_form
+    cpu = score(model, store, 8, 0, 5, "document", recall=form)
     model.cuda()
     for size in (1, 5, 64):
-        gpu = score(model, store, 8, 0, size, "document", "cuda")
+        gpu = score(model, store, 8, 0, size, "document", "cuda", recall=form)
         np.testing.assert_allclose(gpu, cpu, rtol=1e-3, atol=1e-4)
         assert math.isclose(gpu.sum(), cpu.sum(), rel_tol=1e-5)
     with torch.autocast("cuda", torch.bfloat16):
-        bf16 = score(model, store, 8, 0, 5, "document", "cuda")
+        bf16 = score(model, store, 8, 0, 5, "document", "cuda", recall=form)
     assert math.isclose(bf16.sum(), cpu.sum(), rel_tol=1e-2)
 
 

@@ -27,7 +27,8 @@ class Past:
         self.orders, self.edges = orders, list(edges)
         self.ids = array("i")
         self.positions: dict[int, array[int]] = {}
-        self.unigrams = np.zeros((len(self.edges), vocabulary), np.int64)
+        self.unigrams = np.zeros((len(self.edges), vocabulary))
+        self.totals = np.zeros(len(self.edges), np.int64)  # sums of the unigrams
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -44,16 +45,19 @@ class Past:
             moved = moved[moved >= 0]
             if bin_:
                 np.subtract.at(self.unigrams[bin_ - 1], moved, 1)
+                self.totals[bin_ - 1] -= len(moved)
             if bin_ < len(self.edges):
                 np.add.at(self.unigrams[bin_], moved, 1)
+                self.totals[bin_] += len(moved)
 
     def look(self) -> Matches:
         """What followed the last tokens before."""
         ids, last = np.frombuffer(self.ids, np.int32), len(self) - 1
-        counts, followers = [self.unigrams.sum(1)], []
+        counts, followers = [self.totals], []
         for ends in self._ends(last):
-            follower = ids[ends + 1].astype(np.int64)
-            lag_bin = np.searchsorted(self.edges, last - ends)
+            follower = ids[ends + 1]
+            first = np.searchsorted(ends, [last - edge for edge in (0, *self.edges)])  # of each bin: ends are sorted
+            lag_bin = np.repeat(np.arange(len(self.edges))[::-1], -np.diff(first)[::-1])
             real = follower >= 0
             followers.append((follower[real], lag_bin[real]))
             counts.append(np.bincount(lag_bin[real], minlength=len(self.edges)))
@@ -70,15 +74,15 @@ class Past:
                     found[position - start, n] = ids[ends[-1] + 1]
         return found
 
-    def _ends(self, position: int) -> Iterator[NDArray[np.int64]]:
+    def _ends(self, position: int) -> Iterator[NDArray[np.int32]]:
         """For n = 1 … orders, the earlier positions where the n tokens that end at `position` end, in text order."""
-        ids, ends = np.frombuffer(self.ids, np.int32), np.zeros(0, np.int64)
+        ids, ends = np.frombuffer(self.ids, np.int32), np.zeros(0, np.int32)
         for n in range(self.orders):
             token = int(ids[position - n]) if n <= position else -1
             if n == 0 and token >= 0:
                 same = np.frombuffer(self.positions[token], np.int32)
                 first, own = np.searchsorted(same, [position - self.edges[-1], position])
-                ends = same[first:own].astype(np.int64)
+                ends = same[first:own]
             elif n:
                 ends = ends[ends >= n] if token >= 0 else ends[:0]
                 ends = ends[ids[ends - n] == token]
@@ -95,13 +99,13 @@ class Matches(NamedTuple):
     """
 
     counts: NDArray[np.int64]
-    unigrams: NDArray[np.int64]
-    followers: list[tuple[NDArray[np.int64], NDArray[np.int64]]]
+    unigrams: NDArray[np.float64]
+    followers: list[tuple[NDArray[np.int32], NDArray[np.int64]]]
 
     def distribution(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """(V,): the sum of the components' distributions, each multiplied by its weight (orders + 1, bins)."""
         shares = weights / np.maximum(self.counts, 1)
-        result = np.asarray(shares[0] @ self.unigrams)
+        result: NDArray[np.float64] = shares[0] @ self.unigrams
         for (followers, bins), share in zip(self.followers, shares[1:], strict=True):
             np.add.at(result, followers, share[bins])
         return result
