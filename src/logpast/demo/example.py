@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ def find_example(home: Path) -> dict[str, Any] | None:
     control, recall = (np.load(home / f"{name}.npy") for name in ("control", "recall"))
     tokens, starts = store.tokens.astype(np.int64), store.documents.start
 
+    def text(start: int, stop: int) -> str:
+        return re.sub(r"\s+", " ", tokenizer.decode(tokens[start:stop]))
+
     def passage(end: int) -> str:
-        return " ".join(tokenizer.decode(tokens[max(0, end - SHOWN) : end]).split())
+        return text(max(0, end - SHOWN), end).strip(" ")
 
     order = np.argsort(recall - control)
     for target in order[: np.count_nonzero(recall < control)].tolist():
@@ -38,7 +42,7 @@ def find_example(home: Path) -> dict[str, Any] | None:
         copies = copies[(copies < seen) & (copies >= target - model.recall)]
         if len(copies):
             return {
-                "chapter": store.documents.names[document], "token": tokenizer.decode([tokens[target]]),
+                "chapter": store.documents.names[document], "token": text(target, target + 1),
                 "context": passage(target), "earlier": passage(int(copies[-1])), "tokens_ago": target - int(copies[-1]),
                 "control": math.exp(-control[target]), "recall": math.exp(-recall[target]),
             }  # fmt: skip
@@ -58,7 +62,7 @@ def as_text(example: dict[str, Any] | None) -> str:
     if example is None:
         return "recall copied nothing that the control did not see"
     return (
-        f"where recall helped: p({example['token']!r}) = {example['recall']:.2f}, control {example['control']:.4f}\n"
-        f"  text:                 … {example['context']} [{example['token'].strip()}]\n"
-        f"  {example['tokens_ago']:>5,} tokens earlier: … {example['earlier']} [{example['token'].strip()}]"
+        f"where recall helped: probability {example['recall']:.2f}, control {example['control']:.4f}\n"
+        f"  here:                 … {example['context']}[{example['token']}]\n"
+        f"  {example['tokens_ago']:>5,} tokens earlier: … {example['earlier']}[{example['token']}]"
     )
