@@ -58,9 +58,7 @@ def regions(*paths: Path) -> set[str]:
 def test_output_of_the_demo_on_the_summary_is_that_of_the_ledger() -> None:
     """It is in a code block, where no region can be."""
     (row,) = [
-        row["scores"]
-        for row in ledger.read(RESULTS / "demo-text.jsonl")
-        if (row["run"], row["seed"]) == ("recall", 0)
+        row["scores"] for row in ledger.read(RESULTS / "demo-text.jsonl") if (row["run"], row["seed"]) == ("recall", 0)
     ]
     page = (ROOT / "docs" / "results" / "summary.md").read_text()
     for name in ("ppl_token", "ppl_word", "bits_per_byte"):

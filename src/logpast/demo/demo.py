@@ -92,12 +92,10 @@ def demo(
     options = [word for option in train_options or [] for word in shlex.split(option)]
     if options:
         _check_options(parts[0], options)
-    results: dict[str, Any] = {"seed": seed}
+    facts = {part.name: (prepare_chapters if part is TEXT else prepare_topics)(out / part.name) for part in parts}
+    results: dict[str, Any] = {"seed": seed, "seconds": train_side_by_side(parts, out, seed, options)}
     for part in parts:
-        home = out / part.name
-        facts = (prepare_chapters if part is TEXT else prepare_topics)(home)
-        seconds = train_side_by_side(part, home, seed, options)
-        results[part.name] = facts | {"seconds": seconds} | score(part, home, record)
+        results[part.name] = facts[part.name] | score(part, out / part.name, record)
     if TEXT in parts:
         example = find_example(out / "text")
         print("\n" + as_text(example))
@@ -158,31 +156,33 @@ def _steps(options: list[str]) -> int | None:
     return int(found[1]) if found else None
 
 
-def train_side_by_side(part: Part, home: Path, seed: int, options: list[str]) -> float:
+def train_side_by_side(parts: list[Part], out: Path, seed: int, options: list[str]) -> float:
     """Train all models at once, each with one thread, behind one progress bar. Returns the seconds taken."""
-    steps = _steps(options) or read_recipe(Path(part.recipe))["steps"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    started, running = time.monotonic(), {}
-    data = [f"--data.{split}={home / 'data' / split}" for split in ("train", "validation")]
-    for name, command in _train_commands(part, [f"--seed={seed}", *data, *options]).items():
-        with (home / f"{name}.log").open("w") as log:
-            running[name] = subprocess.Popen(
-                [*command, f"--run={home / name}"], env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
+    started, running, total = time.monotonic(), dict[Path, subprocess.Popen[bytes]](), 0
+    for part in parts:
+        home = out / part.name
+        total += len(part.systems) * (_steps(options) or read_recipe(Path(part.recipe))["steps"])
+        data = [f"--data.{split}={home / 'data' / split}" for split in ("train", "validation")]
+        for name, command in _train_commands(part, [f"--seed={seed}", *data, *options]).items():
+            with (home / f"{name}.log").open("w") as log:
+                running[home / name] = subprocess.Popen(
+                    [*command, f"--run={home / name}"], env=environment, stdout=log, stderr=subprocess.STDOUT
+                )
     try:
-        with progress_bar(f"training on {part.name}", len(running) * steps) as progress:
+        with progress_bar(f"training {len(running)} models", total) as progress:
             while None in (codes := [process.poll() for process in running.values()]) and not any(codes):
-                last = {name: next(iter(read_log(home / name)[-1:]), {"step": 0}) for name in running}
-                losses = " ".join(f"{n} {r['loss']:.3f}" for n, r in last.items() if "loss" in r)
+                last = {run: next(iter(read_log(run)[-1:]), {"step": 0}) for run in running}
+                losses = " ".join(f"{run.name} {r['loss']:.2f}" for run, r in last.items() if "loss" in r)
                 progress.update(sum(r["step"] for r in last.values()), losses)
                 time.sleep(1)
     finally:
         for process in running.values():
             process.terminate()
             process.wait()
-    for name, code in zip(running, codes, strict=True):  # exit codes from before the others were terminated
+    for run, code in zip(running, codes, strict=True):  # exit codes from before the others were terminated
         if code:
-            raise UserError(f"training the {name} model failed; see {home / f'{name}.log'} for the reason")
+            raise UserError(f"training the {run.name} model failed; see {run}.log for the reason")
     return round(time.monotonic() - started, 1)
 
 

@@ -62,7 +62,7 @@ def as_text(example: dict[str, Any] | None) -> str:
     if example is None:
         return "recall copied nothing that the control did not see"
     return (
-        f"where recall helped: probability {example['recall']:.2f}, control {example['control']:.4f}\n"
-        f"  here:                 … {example['context']}[{example['token']}]\n"
-        f"  {example['tokens_ago']:>5,} tokens earlier: … {example['earlier']}[{example['token']}]"
+        f"where recall helped: probability {example['recall']:.2f}, control {example['control']:.2g}\n"
+        f"  here:                 … {example['context']}«{example['token']}»\n"
+        f"  {example['tokens_ago']:>5,} tokens earlier: … {example['earlier']}«{example['token']}»"
     )
