@@ -10,7 +10,7 @@ from logpast.data import TokenStore
 from logpast.demo import example
 from logpast.models import RecentConfig
 
-ORDERS, VIEW, REACH = 2, 3, 8  # the control sees 3 tokens
+ORDERS, REACH = 2, 15
 
 
 @pytest.fixture
