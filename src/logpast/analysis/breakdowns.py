@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from logpast.analysis.passes import Array, Control, Nats, halved_strides, probed_lags
 from logpast.analysis.probes import (
@@ -101,7 +102,7 @@ def _by_token_property(nats: Nats, text: Text, model: LanguageModel, control: Co
     where, names = _last_occurrence(seen, model, control)
     gain = None if losses.control is None else losses.control - losses.model
     return {
-        "intervals": _intervals(store, len(store), model),
+        "intervals": intervals_over(store, len(store), model),
         "scores": {
             "model": metrics.compute_metrics(losses.model, store),
             "control": None if losses.control is None else metrics.compute_metrics(losses.control, store),
@@ -109,13 +110,13 @@ def _by_token_property(nats: Nats, text: Text, model: LanguageModel, control: Co
         },
         "position": {
             "each": losses.by_kind(in_window, model.window),
-            "binned": losses.by_bin(in_window, _position_bins(model.window)),
+            "binned": losses.by_bin(in_window, position_bins(model.window)),
         },
         "frequency": {"counted_in": counted.name, "counted_tokens": len(counted)}
         | losses.by_bin(occurrences(counted)[store.tokens], COUNTS),
         "last_seen": {
             "where": {"kinds": names} | losses.by_kind(where, len(names)),
-            "by_lag": losses.by_bin(seen, [NEVER, 0, *powers_of_two(2 * len(store))]),
+            "by_lag": losses.by_bin(seen, lag_bins(store)),
         },
         "by_token": {} if gain is None else _by_token(store, gain),
     }
@@ -144,11 +145,9 @@ def _by_vocabulary(
 ) -> dict[str, Any]:
     """In-vocabulary documents, and the others: those with many tokens that the training text never has."""
     store, counted = text.store, text.counted
-    if counted.sha256 != text.train_sha256:
-        return {"absent": "the training text is not available, or tokens are counted in another text"}
-    known = unseen(counted, store) <= UNSEEN * store.documents.tokens
-    if known.all() or not known.any():
-        return {"absent": f"{'all' if known.all() else 'none'} of the documents are in-vocabulary"}
+    known = in_vocabulary(text)
+    if isinstance(known, str):
+        return {"absent": known}
     losses = _losses_of_text(nats, text, model, control)
     position = positions_in_stream(store, text.streams) % model.window
     groups, _ = bootstrap_groups(store, probed, model.window)
@@ -160,7 +159,7 @@ def _by_vocabulary(
         result[name] = {
             "documents": int(number),
             "all": part.by_kind(np.zeros(chosen.sum(), np.int64), 1),
-            "position": part.by_bin(position[chosen], _position_bins(model.window)),
+            "position": part.by_bin(position[chosen], position_bins(model.window)),
         }
         here = chosen[:probed]
         for way in WAYS if "cut" in nats and here.any() else ():
@@ -171,9 +170,24 @@ def _by_vocabulary(
     return result
 
 
-def _position_bins(window: int) -> list[int]:
+def in_vocabulary(text: Text) -> NDArray[np.bool_] | str:
+    """For each document, whether it is in-vocabulary; or why there are no two kinds of documents."""
+    if text.counted.sha256 != text.train_sha256:
+        return "the training text is not available, or tokens are counted in another text"
+    known: NDArray[np.bool_] = unseen(text.counted, text.store) <= UNSEEN * text.store.documents.tokens
+    if known.all() or not known.any():
+        return f"{'all' if known.all() else 'none'} of the documents are in-vocabulary"
+    return known
+
+
+def position_bins(window: int) -> list[int]:
     """Where bins of positions in a window begin."""
     return [0, *powers_of_two(window - 1), window]
+
+
+def lag_bins(store: TokenStore) -> list[int]:
+    """Where bins of `last_seen` begin."""
+    return [NEVER, 0, *powers_of_two(2 * len(store))]
 
 
 def _last_occurrence(seen: Kinds, model: LanguageModel, control: Control | None) -> tuple[Kinds, list[str]]:
@@ -198,15 +212,16 @@ def _last_occurrence(seen: Kinds, model: LanguageModel, control: Control | None)
 def _by_change_of_past(nats: Nats, store: TokenStore, model: LanguageModel, probed: int) -> dict[str, Any]:
     """What each slot is worth, and each stretch of the history: only for models with slots."""
     if not isinstance(model, Transformer) or not model.slots:
+        recall = " and what recall finds" if model.config.recall else ""
         why = (
-            "the model has no slots, so all it knows of the past is the window"
+            f"the model has no slots, so all it knows of the past is the window{recall}"
             if isinstance(model, Transformer)
             else "the model is recurrent, so there are no slots and no history before its window"
         )
         return {"slots": {"absent": why}, "lags": {"absent": why}}
     whole = nats["model"]["model"][:probed]
     groups, _ = bootstrap_groups(store, probed, model.window)
-    about = {"tokens": probed, "intervals": _intervals(store, probed, model), "whole": float(whole.mean())}
+    about = {"tokens": probed, "intervals": intervals_over(store, probed, model), "whole": float(whole.mean())}
     slots, all_slots, *changed = (
         _columns([_increase(each, whole, groups) for each in nats[kind].values()])
         for kind in ("slots", "all slots", *WAYS)
@@ -227,7 +242,7 @@ def _by_stride(
     if not isinstance(model, Transformer):
         return {"absent": "the model is recurrent, so it reads each token once"}
     groups, _ = bootstrap_groups(store, probed, model.window)
-    result: dict[str, Any] = {"tokens": probed, "intervals": _intervals(store, probed, model)}
+    result: dict[str, Any] = {"tokens": probed, "intervals": intervals_over(store, probed, model)}
     for name, each in (("model", model), ("control", control)):
         if isinstance(each, Transformer):
             strides, whole = halved_strides(each.window, finest), nats[name][name][:probed]
@@ -240,7 +255,7 @@ def _by_stride(
     return result
 
 
-def _intervals(store: TokenStore, tokens: int, model: LanguageModel) -> str:
+def intervals_over(store: TokenStore, tokens: int, model: LanguageModel) -> str:
     """What intervals over the first tokens are."""
     groups = bootstrap_groups(store, tokens, model.window)[1]
     return f"95 %, bootstrap over {groups}; none where fewer than {metrics.MIN_DOCUMENTS} of them have such tokens"

@@ -131,10 +131,14 @@ class LanguageModel(nn.Module):
 
     def nats(self, hidden: Tensor, targets: Tensor, counts: Tensor | None = None) -> Tensor:
         """The loss of each target in nats; 0 where the target is -1. With recall it needs the counts of a `Batch`."""
-        nats = token_losses(hidden.flatten(0, 1), self.table.weight, targets.flatten()).view_as(targets)
+        nats = self.own_nats(hidden, targets)
         if self.config.recall:
             nats = self.recall(hidden, nats, counts).masked_fill(targets < 0, 0)
         return nats
+
+    def own_nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The same before recall is mixed in."""
+        return token_losses(hidden.flatten(0, 1), self.table.weight, targets.flatten()).view_as(targets)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """`nn.Module.compile`, with a workaround for slow compilation."""
