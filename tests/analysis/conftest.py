@@ -22,6 +22,8 @@ MODELS: dict[str, ModelConfig] = {
     "control": RecentConfig(slots=5, **SIZES),
     "plain": RecentConfig(slots=0, **SIZES),
     "xl": TransformerXLConfig(memory=8, **SIZES),
+    "recall": RecentConfig(slots=5, recall=32, recall_orders=2, recall_bins=2, **SIZES),
+    "xl recall": TransformerXLConfig(memory=8, recall=32, recall_orders=1, recall_bins=2, **SIZES),
 }
 
 
@@ -50,6 +52,14 @@ def done_control(runs: dict[str, Path], store: TokenStore, tmp_path_factory: pyt
     """A finished analysis of the control."""
     out = tmp_path_factory.mktemp("done_control") / "analysis"
     analyze(runs["control"], str(store.path), out=out, limit=205, finest=4, device="cpu")
+    return out
+
+
+@pytest.fixture(scope="session")
+def done_recall(runs: dict[str, Path], store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished analysis of a model with recall, with a control that has none."""
+    out = tmp_path_factory.mktemp("done_recall") / "analysis"
+    analyze(runs["recall"], str(store.path), runs["control"], out, limit=205, finest=1, device="cpu")
     return out
 
 

@@ -272,7 +272,7 @@ def _print_summary(result: dict[str, Any], out: Path) -> None:
             if part := result["documents"].get(key):
                 lines.append((f"  {part['documents']:,} {name}", _compared(part["all"])))
     if recall := result.get("recall"):
-        lines.append(("loss against no recall", _compared(recall["gain"]["all"])))
+        lines.append(("loss against own, no recall", _compared(recall["gain"]["all"])))
         lines.append(("weight of recall's copies", describe_gate(recall["gate"])))
     if "absent" not in result["slots"]:
         whole, lags = result["slots"]["all"], result["lags"]

@@ -110,7 +110,8 @@ def recall_plot(part: Part) -> Any:
     _curve(axes[2], gate["weight"], gate["share"], gate["interval"], "copies", palette.MEMORY, "o")
     for *place, share in zip(gate["weight"], gate["share"], shares(gate), strict=True):
         axes[2].annotate(f"{share:.0%}", place, (4, -9), textcoords="offset points", fontsize=7, color=palette.NEUTRAL)
-    axes[2].set(xlabel="weight of all copies", title="share of the target's probability", xlim=(0, 1), ylim=(0, 1))
+    axes[2].set(xlabel="weight of all copies", ylabel="share of the target's probability", title="calibration",
+                xlim=(0, 1.05), ylim=(0, 1.05))  # fmt: skip
     return figure
 
 

@@ -116,11 +116,11 @@ def _components(mixed: Mixture, form: RecallForm, groups: Kinds) -> dict[str, An
 def _gate(mixed: Mixture, form: RecallForm, groups: Kinds) -> dict[str, Any]:
     """How much weight all copies together have, and what they are worth at that weight."""
     copied, returned = mixed.weights[:, 1:].sum(axis=1), mixed.shares[:, 1:].sum(axis=1)
-    held = (mixed.probabilities[:, 1 + len(form.edges) :] > 0).any(axis=1)  # by a match of one token or more
+    held = np.any(mixed.probabilities[:, 1 + len(form.edges) :] > 0, axis=1)  # by a match of one token or more
     bins = np.searchsorted(GATE, copied, side="right") - 1
     present, kinds = np.unique(bins, return_inverse=True)
     weight, share, holds = (
-        metrics.by_kind(each.astype(np.float64), kinds, len(present), groups) for each in (copied, returned, held)
+        metrics.by_kind(each, kinds, len(present), groups) for each in (copied, returned, held.astype(np.float64))
     )
     return {
         "weight": float(copied.mean()),
