@@ -71,6 +71,12 @@ def result(done: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
+def result_recall(done_recall: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((done_recall / "analysis.json").read_text())
+    return content
+
+
+@pytest.fixture
 def nats(done: Path) -> dict[str, np.ndarray]:
     return load_file(done / "nats.safetensors")
 

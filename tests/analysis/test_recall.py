@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from logpast.analysis import probes
 from logpast.analysis.analyze import analyze
 from logpast.analysis.recall import GATE, Mixture, _gate
 from logpast.analysis.schema import validate
@@ -21,9 +22,9 @@ PROBED = 205
 
 
 @pytest.fixture
-def part(done_recall: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((done_recall / "analysis.json").read_text())["recall"]
-    return content
+def part(result_recall: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = result_recall["recall"]
+    return found
 
 
 @pytest.fixture
@@ -58,6 +59,7 @@ def test_gain_is_over_the_same_model_without_copies(
     assert "documents" not in found  # all of them are in-vocabulary
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_tokens_with_equals_signs_and_documents_that_are_not_in_vocabulary(
     runs: dict[str, Path], books: Path, tmp_path: Path
 ) -> None:
@@ -156,8 +158,6 @@ def test_recurrent_model_with_recall(runs: dict[str, Path], store: TokenStore, t
 
 
 def test_loss_is_that_of_the_mixture_of_the_components(runs: dict[str, Path], store: TokenStore) -> None:
-    from logpast.analysis import probes
-
     model = find_checkpoint(runs["recall"]).load_model()
     form, how = model.config.recall_form, (store, model.window, model.history)
     with probes.changed_past(model, nats=probes.recall_components):
