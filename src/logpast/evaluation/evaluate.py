@@ -20,6 +20,7 @@ from logpast.data.prepare import is_prepared
 from logpast.evaluation import metrics
 from logpast.evaluation.overlap import training_overlap, warn
 from logpast.evaluation.scoring import score
+from logpast.evaluation.vocabulary import unseen
 from logpast.filters import paper_horizon
 from logpast.ledger import row as ledger
 from logpast.models import LanguageModel, LogMemoryConfig, TransformerConfig, system_of
@@ -98,7 +99,8 @@ def evaluate(
         span = _scored_span(found, store, accounting)
         other = _find_other_losses(against, store) if against is not None else None
         _check_stride(stride, found, other)
-        overlap = _training_overlap(found, store, cache)
+        train = _training_text_if_readable(found, cache)
+        overlap = training_overlap(store, found.state["data"], train)
         if overlap:
             warn(store, overlap, "the scores do not show how the model predicts other text")
         how = partial(_score_checkpoint, store=store, batch_size=batch_size, streams=streams, device=on,
@@ -111,6 +113,9 @@ def evaluate(
     result |= metrics.compute_metrics(nats, store, span)
     if accounting != "all":
         result["all"] = metrics.compute_metrics(nats, store)
+    over_all = result.get("all", result)
+    if train and "by_document" in over_all:
+        over_all["by_document"]["unseen"] = unseen(train, store).tolist()
     result |= {"streams": streams, "precision": precision, "device": str(on), "seconds": round(seconds, 3)}
     windows = [each.config.model.window for each in (found, other) if isinstance(each, Checkpoint)]
     if stride is not None and stride < max(windows):
@@ -210,12 +215,11 @@ def _check_stride(stride: int | None, *checkpoints: Checkpoint | NDArray[np.floa
             raise UserError(f"--stride must be from 1 to the window of {checkpoint.path}, {model.window}, got {stride}")
 
 
-def _training_overlap(checkpoint: Checkpoint, store: TokenStore, cache: Path | None) -> str | None:
+def _training_text_if_readable(checkpoint: Checkpoint, cache: Path | None) -> TokenStore | None:
     try:
-        train = open_training_text(checkpoint, cache)
+        return open_training_text(checkpoint, cache)
     except UserError:  # a damaged training text must not prevent scoring
-        train = None
-    return training_overlap(store, checkpoint.state["data"], train)
+        return None
 
 
 def open_training_text(checkpoint: Checkpoint, cache: Path | None) -> TokenStore | None:

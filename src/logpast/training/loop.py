@@ -42,7 +42,6 @@ from logpast.training.setup import (
     open_run_dir,
     rows_of_process,
 )
-from logpast.training.setup import open_data as open_data  # sweeps import it from here
 from logpast.util.environment import cpu_threads, thread_count
 from logpast.util.errors import Diverged
 from logpast.util.progress import ProgressBar, progress_bar
