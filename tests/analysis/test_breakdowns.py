@@ -211,7 +211,7 @@ def test_in_vocabulary_documents_and_others(
     for number in range(20):  # every other one has no token of the training text
         text = "".join(lines[: 1 + number // 2 % 4]) if number % 2 == 0 else "ÄÖÜ " * number
         (folder / f"{number:02}.txt").write_text(text)
-    found = analyze(runs["memory"], str(folder), runs["control"], out, limit=10**6, finest=8, device="cpu")["documents"]
+    found = analyze(runs["memory"], str(folder), runs["control"], out, limit=10**6, finest=1, device="cpu")["documents"]
     assert (found["familiar"]["documents"], found["others"]["documents"]) == (10, 10)
     nats = load_file(out / "nats.safetensors")
     scored = open_tokens(str(folder), find_checkpoint(runs["memory"]).load_tokenizer())

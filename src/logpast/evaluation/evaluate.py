@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from io import BytesIO
@@ -243,8 +244,7 @@ def _score_checkpoint(
 ) -> NDArray[np.float64]:
     model = load(checkpoint, device, precision)
     check_scoring(model, store, batch_size, streams, device, precision)
-    threads = cpu_threads(thread_count(model.parameter_count()))
-    with threads, arithmetic(device, precision), progress_bar("scoring", len(store)) as progress:
+    with arithmetic(model, device, precision), progress_bar("scoring", len(store)) as progress:
         nats = score(
             model, store, model.window, model.history, batch_size, streams, device, progress=progress.update,
             stride=stride, recall=model.config.recall_form,
@@ -267,9 +267,12 @@ def load(checkpoint: Checkpoint, device: torch.device, precision: str) -> Langua
     return checkpoint.load_model().to(device, torch.float64 if precision == "float64" else torch.float32)
 
 
-def arithmetic(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Autocast for precision bfloat16, else nothing."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+@contextmanager
+def arithmetic(model: LanguageModel, device: torch.device, precision: str) -> Iterator[None]:
+    """Autocast for precision bfloat16, and as many CPU threads as suit the model."""
+    autocast = torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+    with autocast, cpu_threads(thread_count(model.parameter_count())):
+        yield
 
 
 def find_other(path: Path, store: TokenStore) -> Checkpoint:
