@@ -37,7 +37,6 @@ from logpast.data.batching import Streams
 from logpast.evaluation.evaluate import arithmetic
 from logpast.evaluation.scoring import score
 from logpast.models import LanguageModel, Transformer
-from logpast.util.environment import cpu_threads, thread_count
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_write, exclusive_lock
 from logpast.util.progress import ProgressBar
@@ -174,7 +173,7 @@ def run(
     for one in (one for passes in plan.values() for one in passes if one.name not in done.nats):
         started, model, share = time.monotonic(), one.model, one.cost / one.tokens
         past = changed_past(model, **one.change) if isinstance(model, Transformer) else nullcontext()
-        with past, arithmetic(device, precision), cpu_threads(thread_count(model.parameter_count())):
+        with past, arithmetic(model, device, precision):
             nats = score(
                 model, store, model.window, model.history, batch_size, streams, device, one.tokens,
                 progress=partial(_show, progress, one.name, done.cost, share), stride=one.stride,
