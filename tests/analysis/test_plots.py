@@ -3,8 +3,10 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.container import ErrorbarContainer
 
 from logpast.analysis import plots
 from logpast.reporting import palette
@@ -34,6 +36,13 @@ def test_bars_are_below_zero_where_the_loss_is_lower_than_the_controls() -> None
     (axis,) = plots.last_seen_plot(last_seen([4, 4, 4]), {}).axes
     assert [bar.get_height() for bar in axis.patches] == [0.25, -0.1, -0.5]  # never comes last
     assert "below 0: lower loss" in axis.get_ylabel()
+
+
+def test_bars_without_an_interval_have_no_marks_of_one() -> None:
+    (axis,) = plots.last_seen_plot(last_seen([4, 4, 4]), {}).axes
+    (bars,) = (each for each in axis.containers if isinstance(each, ErrorbarContainer))
+    _, caps, _ = bars
+    assert [np.isfinite(np.asarray(cap.get_ydata(), float)).tolist() for cap in caps] == [[True, False, False]] * 2
 
 
 def test_never_is_the_last_bar_and_rare_bins_are_left_out() -> None:

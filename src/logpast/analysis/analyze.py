@@ -4,8 +4,8 @@ The text is scored once by the model, and once by the control if there is one. T
 down by its position in the window, its frequency and its last occurrence. For the rest, the first `limit` tokens are
 scored many times: with each slot set to zero, with the past cut off, replaced or shuffled beyond a lag, and with
 overlapping windows. A model with recall is also scored without it, and the weights of its components are recorded. All
-numbers are means over tokens. Intervals are bootstraps over documents, or over blocks if there are few documents.
-Differences are between the losses of the same tokens.
+numbers are means over tokens. Intervals are bootstraps over documents; there are none with fewer than ten. Differences
+are between the losses of the same tokens.
 """
 
 from __future__ import annotations

@@ -40,7 +40,6 @@ from logpast.data.batching import Streams
 from logpast.evaluation.evaluate import arithmetic
 from logpast.evaluation.scoring import score
 from logpast.models import LanguageModel, Transformer
-from logpast.util.environment import cpu_threads, thread_count
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_write, exclusive_lock
 from logpast.util.progress import ProgressBar
@@ -185,11 +184,7 @@ def run(
         progress.say(f"{len(done.nats)} of {sum(map(len, plan.values()))} passes are finished already")
     for one in (one for passes in plan.values() for one in passes if one.name not in done.nats):
         started, model, share = time.monotonic(), one.model, one.cost / one.tokens
-        with (
-            changed_past(model, **one.change),
-            arithmetic(device, precision),
-            cpu_threads(thread_count(model.parameter_count())),
-        ):
+        with changed_past(model, **one.change), arithmetic(model, device, precision):
             nats = score(
                 model, store, model.window, model.history, batch_size, streams, device, one.tokens,
                 progress=partial(_show, progress, one.name, done.cost, share), stride=one.stride,

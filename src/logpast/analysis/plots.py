@@ -241,8 +241,8 @@ def _mark(axis: Any, place: float, label: str, height: int) -> None:
 
 
 def _errors(values: list[float], intervals: list[Any]) -> NDArray[np.float64]:
-    """(2, values): the lengths of the interval below and above each value; 0 where there is no interval."""
-    low, high = np.array([interval or [value, value] for value, interval in zip(values, intervals, strict=True)]).T
+    """(2, values): the lengths of the interval below and above each value; NaN, which is not drawn, without one."""
+    low, high = np.array([interval or [math.nan] * 2 for interval in intervals]).T
     return np.maximum(0, [values - low, high - values])
 
 

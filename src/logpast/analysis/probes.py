@@ -17,14 +17,12 @@ from torch import Tensor
 
 from logpast.data import TokenStore
 from logpast.data.batching import Streams
-from logpast.evaluation.metrics import MIN_DOCUMENTS
 from logpast.models import LanguageModel, Transformer
 
 Change = Callable[..., Tensor]
 Kinds = NDArray[np.int64]
 
 PERMUTATIONS = 64  # random orders, and replacement pasts: enough that no result depends on a single one
-BLOCKS = 50  # with too few documents, intervals are over about this many blocks of windows
 NEVER = -1
 
 
@@ -152,17 +150,3 @@ def powers_of_two(largest: int) -> list[int]:
 def document_of_token(store: TokenStore) -> Kinds:
     """For each token, the number of its document."""
     return np.repeat(np.arange(len(store.documents)), store.documents.tokens)
-
-
-def bootstrap_groups(store: TokenStore, tokens: int, window: int) -> tuple[Kinds, str]:
-    """For each of the first `tokens` tokens, the group that the bootstrap draws it with; and what the groups are.
-
-    Groups are documents if there are at least `metrics.MIN_DOCUMENTS`, else about BLOCKS blocks of whole windows.
-    """
-    number = int(((store.documents.start < tokens) & (store.documents.tokens > 0)).sum())
-    documents = f"{number:,} document{'s' if number > 1 else ''}"
-    if number >= MIN_DOCUMENTS:
-        return document_of_token(store)[:tokens], documents
-    size = window * max(1, -(-tokens // (window * BLOCKS)))
-    blocks = f"{-(-tokens // size):,} blocks of {size:,} tokens in {documents}, too few to say anything about others"
-    return np.arange(tokens) // size, blocks

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from logpast.analysis.breakdowns import Losses, Text, in_vocabulary, intervals_over, lag_bins, position_bins
 from logpast.analysis.passes import Array, Nats
-from logpast.analysis.probes import Kinds, bootstrap_groups, last_seen, positions_in_stream
+from logpast.analysis.probes import Kinds, document_of_token, last_seen, positions_in_stream
 from logpast.data import TokenStore
 from logpast.evaluation import metrics
 from logpast.models import LanguageModel
 from logpast.recall import RecallForm
 
-#: where bins of the weight of all copies begin; below the second the gate is closed, above the last it is open
+#: where bins of the weight of all copies begin. Below the second the gate is closed; above the last, as a share of the
+#: most that the model allows, it is open
 GATE = [0.0, 0.01, *(tenth / 10 for tenth in range(1, 10)), 0.99]
 NAMED = 10  # tokens with the highest gain, and with the lowest
 CONTEXT = 24  # tokens of text before each of them
@@ -31,15 +32,15 @@ def break_down_recall(nats: Nats, text: Text, model: LanguageModel, probed: int)
     form = model.config.recall_form
     assert form is not None
     weights, probabilities = nats["recall"]["recall"].transpose(1, 0, 2)  # (tokens, 1 + components), the model first
-    mixed, groups = Mixture(weights, probabilities), bootstrap_groups(text.store, probed, model.window)[0]
+    mixed, document = Mixture(weights, probabilities), document_of_token(text.store)[:probed]
     gain = (nats["without recall"]["without recall"] - nats["model"]["model"])[:probed]
     return {
         "reach": form.reach,
         "tokens": probed,
-        "intervals": intervals_over(text.store, probed, model),
+        "intervals": intervals_over(text.store, probed),
         "gain": _gain(nats, text, model),
-        "components": _components(mixed, form, groups),
-        "gate": _gate(mixed, form, groups),
+        "components": _components(mixed, form, document),
+        "gate": _gate(mixed, form, document, model.config.recall_limit),
         "passages": _passages(mixed, form, gain, text.store),
     }
 
@@ -69,8 +70,7 @@ class Mixture:
 def _gain(nats: Nats, text: Text, model: LanguageModel) -> dict[str, Any]:
     """Loss with recall (`model`), without it at the output (`control`), and the gain, over the whole text."""
     store = text.store
-    groups, _ = bootstrap_groups(store, len(store), model.window)
-    losses = Losses(nats["model"]["model"], nats["without recall"]["without recall"], groups)
+    losses = Losses(nats["model"]["model"], nats["without recall"]["without recall"], document_of_token(store))
     in_stream = positions_in_stream(store, text.streams)
     seen = last_seen(np.asarray(store.tokens), in_stream, model.window)
     tokenizer = store.load_tokenizer()
@@ -87,7 +87,7 @@ def _gain(nats: Nats, text: Text, model: LanguageModel) -> dict[str, Any]:
     return result
 
 
-def _components(mixed: Mixture, form: RecallForm, groups: Kinds) -> dict[str, Any]:
+def _components(mixed: Mixture, form: RecallForm, document: Kinds) -> dict[str, Any]:
     """Mean weight of each component, its mean share of the target's probability, and both by order and by lag."""
     orders, bins = form.orders + 1, len(form.edges)
     numbers = np.arange(1, 1 + orders * bins).reshape(orders, bins)
@@ -95,7 +95,7 @@ def _components(mixed: Mixture, form: RecallForm, groups: Kinds) -> dict[str, An
 
     def together(several: NDArray[np.int64]) -> dict[str, Any]:
         chosen = several.tolist()
-        above = metrics.by_kind(mixed.increase_without(chosen), np.zeros_like(groups), 1, groups)
+        above = metrics.by_kind(mixed.increase_without(chosen), np.zeros_like(document), 1, document)
         found = float((mixed.weights[:, chosen] > 0).any(axis=1).mean())
         return {"matched": found, "weight": weight[chosen].sum(), "share": share[chosen].sum(),
                 "increase": above["nats"][0], "interval": above["interval"][0]}  # fmt: skip
@@ -113,20 +113,21 @@ def _components(mixed: Mixture, form: RecallForm, groups: Kinds) -> dict[str, An
     }
 
 
-def _gate(mixed: Mixture, form: RecallForm, groups: Kinds) -> dict[str, Any]:
-    """How much weight all copies together have, and what they are worth at that weight."""
+def _gate(mixed: Mixture, form: RecallForm, document: Kinds, limit: float) -> dict[str, Any]:
+    """How much weight all copies together have, at most `limit`, and what they are worth at that weight."""
     copied, returned = mixed.weights[:, 1:].sum(axis=1), mixed.shares[:, 1:].sum(axis=1)
     held = np.any(mixed.probabilities[:, 1 + len(form.edges) :] > 0, axis=1)  # by a match of one token or more
     bins = np.searchsorted(GATE, copied, side="right") - 1
     present, kinds = np.unique(bins, return_inverse=True)
     weight, share, holds = (
-        metrics.by_kind(each, kinds, len(present), groups) for each in (copied, returned, held.astype(np.float64))
+        metrics.by_kind(each, kinds, len(present), document) for each in (copied, returned, held.astype(np.float64))
     )
     return {
+        "limit": limit,
         "weight": float(copied.mean()),
         "share": float(returned.mean()),
         "closed": float((copied < GATE[1]).mean()),
-        "open": float((copied > GATE[-1]).mean()),
+        "open": float((copied > GATE[-1] * limit).mean()),
         "quantiles": {f"{level:g}": float(np.quantile(copied, level)) for level in (0.05, 0.5, 0.95)},
         "calibration": {
             "from": [GATE[i] for i in present],

@@ -113,7 +113,7 @@ def _recall_schema() -> dict[str, Any]:
             "interval": [interval_or_null]}  # fmt: skip
     passage = {"before": text, "token": text, "gain": number, "weight": number, "largest": number, "order": count,
                "lag_bin": count}  # fmt: skip
-    gate = dict.fromkeys(("weight", "share", "closed", "open"), number)
+    gate = dict.fromkeys(("limit", "weight", "share", "closed", "open"), number)
     return {
         "reach": positive_integer, "tokens": positive_integer, "intervals": text,
         "gain": {"all": Columns({"tokens": [count]} | means), "equals": kinds, "documents?": kinds, "position": by_bin,

@@ -51,6 +51,21 @@ def occurrences(tokens: Tensor, streams: Tensor, orders: int, edges: Sequence[in
     return index
 
 
+def counts_of_targets(table: Tensor, target: Tensor, before: Tensor, edges: Sequence[int]) -> Tensor:
+    """(…, 2, orders + 1, bins): how many matches there are before each target, and how many of them it followed.
+
+    Args:
+        table: (T, orders + 1, bins) counts of `occurrences`.
+        target: (…) positions in the table.
+        before: (…) how many tokens the stream has before each target.
+        edges: as in `occurrences`.
+    """
+    matches = table[(target - 1).clamp(min=0)][..., :-1, :] * (before > 0)[..., None, None]
+    bounds = torch.tensor([0, *edges]).to(table.device, non_blocking=table.device.type != "mps")
+    everywhere = before.unsqueeze(-1).clamp(min=0).clamp(max=bounds).diff(dim=-1).unsqueeze(-2)  # n = 0
+    return torch.stack([torch.cat([everywhere.to(table.dtype), matches], dim=-2), table[target]], dim=-3)
+
+
 def _fill(index: Index, tokens: Tensor, streams: Tensor, edges: Sequence[int], skip: int) -> None:
     """Fill the index of all tokens but the first `skip`, which only precede them."""
     size, vocabulary = len(tokens), int(tokens.max()) + 2
