@@ -177,7 +177,7 @@ def test_recall_has_a_section_with_its_numbers(result_recall: dict[str, Any]) ->
     everything = part["gain"]["all"]
     (row,) = rows_of(page, "all tokens")
     assert row[2:4] == [f"{everything[name]['nats'][0]:.4f}" for name in ("model", "control")]
-    assert row[4] == f"{-everything['gain']['nats'][0]:+.4f}"
+    assert row[4].startswith(f"{-everything['gain']['nats'][0]:+.4f} [")
     orders, lags = rows_of(page, "length of the match"), rows_of(page, "lag of the match")
     assert [row[1] for row in orders + lags] == ["0", "1", "2", "1–8", "9–32"]
     assert orders[1][3] == f"{part['components']['by_order']['weight'][1]:.2%}"

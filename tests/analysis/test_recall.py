@@ -49,6 +49,8 @@ def test_gain_is_over_the_same_model_without_copies(
     assert abs(gain).mean() > 0.01
     found = part["gain"]
     assert found["all"]["gain"]["nats"] == [pytest.approx(gain.mean(), abs=1e-5)]
+    low, high = found["all"]["gain"]["interval"][0]
+    assert low < gain.mean() < high
     for i, (first, last) in enumerate(zip(found["position"]["from"], found["position"]["to"], strict=True)):
         here = (np.arange(len(gain)) % 8 >= first) & (np.arange(len(gain)) % 8 <= last)
         assert found["position"]["gain"]["nats"][i] == pytest.approx(gain[here].mean(), abs=1e-5)

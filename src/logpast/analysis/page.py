@@ -98,10 +98,8 @@ def _last_seen(where: Part) -> list[Part]:
 
 def describe_gate(gate: Part) -> str:
     """How often recall's gate is closed or open, with a warning where it is practically always the same."""
-    text = (
-        f"{gate['weight']:.1%} on average; below 1 % at {gate['closed']:.1%} of the tokens, above {99 * gate['limit']:.3g} % at "
-        f"{gate['open']:.1%}"
-    )
+    text = f"{gate['weight']:.1%} on average; below 1 % at {gate['closed']:.1%} of the tokens, "
+    text += f"above {99 * gate['limit']:.3g} % at {gate['open']:.1%}"
     for name, warning in (("closed", "practically never opens"), ("open", "is practically always open")):
         if gate[name] >= STUCK:
             text += f". Warning: the gate {warning}"
