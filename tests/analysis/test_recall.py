@@ -113,18 +113,18 @@ def test_shares_of_the_targets_probability() -> None:
 
 
 def test_gate_that_is_closed_or_open_and_its_calibration() -> None:
-    copied = np.array([0.0, 0.005, 0.25, 0.25, 0.995])
+    copied = np.array([0.0, 0.05, 0.25, 0.25, 0.995])
     weights = np.stack([1 - copied, copied / 2, copied / 2], axis=1)
     probabilities = np.array([[0.1, 0, 0], [0.1, 0, 0], [0.1, 0.3, 0.3], [0.1, 0.3, 0.0], [0.1, 0.1, 0.1]])
     gate = _gate(Mixture(weights, probabilities), RecallForm(8, orders=1, bins=1), np.arange(5), 1.0)
-    assert (gate["closed"], gate["open"]) == (0.4, 0.2)
+    assert (gate["closed"], gate["open"]) == (0.2, 0.2)
     assert gate["weight"] == pytest.approx(copied.mean())
     calibration = gate["calibration"]
-    assert (calibration["from"], calibration["to"]) == ([0, 0.2, 0.99], [0.01, 0.3, 1])
-    assert calibration["tokens"] == [2, 2, 1]
-    assert calibration["weight"] == pytest.approx([0.0025, 0.25, 0.995])
-    assert calibration["share"] == pytest.approx([0, (0.075 / 0.15 + 0.0375 / 0.1125) / 2, 0.995])
-    assert calibration["held"] == [0, 0.5, 1]  # n = 0 does not count
+    assert (calibration["from"], calibration["to"]) == ([0, 0.01, 0.2, 0.99], [0.01, 0.1, 0.3, 1])
+    assert calibration["tokens"] == [1, 1, 2, 1]
+    assert calibration["weight"] == pytest.approx([0, 0.05, 0.25, 0.995])
+    assert calibration["share"] == pytest.approx([0, 0, (0.075 / 0.15 + 0.0375 / 0.1125) / 2, 0.995])
+    assert calibration["held"] == [0, 0, 0.5, 1]  # n = 0 does not count
     half = _gate(Mixture(weights, probabilities), RecallForm(8, orders=1, bins=1), np.arange(5), 0.25)
     assert half["open"] == pytest.approx(0.6)  # of a model that allows no more than 0.25
 
