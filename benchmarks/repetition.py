@@ -11,8 +11,8 @@ continuation, given its prompt:
     longest    tokens in its longest part that occurred before, in the prompt or in the continuation; a part may overlap
                its earlier occurrence, as in a loop
 
-Intervals are bootstraps over prompts. `--limits` repeats the model's rows with other values of `model.recall_limit`, the
-most that copies may contribute to a prediction.
+Intervals are bootstraps over prompts. `--limits` repeats the model's rows with other values of `model.recall_limit`,
+the most that copies may contribute to a prediction.
 """
 
 from __future__ import annotations
