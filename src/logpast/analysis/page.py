@@ -110,13 +110,15 @@ def _recall(part: Part) -> Part:
     """Kinds of tokens with their losses; components by order and lag; the tokens with the text before them."""
     gain, components = part["gain"], part["components"]
     lags = [span(*edges) for edges in spans(components["by_lag"])]
-    tables = {"all": {"kinds": ["all tokens"]} | gain["all"]} | {
-        name: gain[name] for name in ("equals", "documents") if name in gain
-    }
+    tables = [
+        {"kinds": ["all tokens"]} | gain["all"],
+        gain["equals"],
+        *([gain["documents"]] if "documents" in gain else []),
+    ]
     kinds = [
         {"kind": kind, "tokens": table["tokens"][i], "with": table["model"]["nats"][i],
          "without": table["control"]["nats"][i], "difference": own["nats"][i], "interval": own["interval"][i]}
-        for table in tables.values() for own in [difference(table["gain"])] for i, kind in enumerate(table["kinds"])
+        for table in tables for own in [difference(table["gain"])] for i, kind in enumerate(table["kinds"])
     ]  # fmt: skip
     passages = {
         name: [

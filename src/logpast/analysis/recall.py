@@ -61,7 +61,8 @@ class Mixture:
 
     def increase_without(self, dropped: list[int]) -> Array:
         """How much the loss of each token rises if these components get no weight, and the others all of it."""
-        rest = np.maximum(self.total - self.joint[:, dropped].sum(axis=1), self.joint[:, 0])  # never only rounding
+        # the model's part always stays, even if the difference rounds to less
+        rest = np.maximum(self.total - self.joint[:, dropped].sum(axis=1), self.joint[:, 0])
         mass = np.maximum(1 - self.weights[:, dropped].sum(axis=1), self.weights[:, 0])
         increase: Array = np.log(self.total) + np.log(mass) - np.log(np.maximum(rest, np.finfo(np.float64).tiny))
         return increase
