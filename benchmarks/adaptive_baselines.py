@@ -81,7 +81,7 @@ GRIDS: dict[str, dict[str, Sequence[float]]] = {
 
 def arithmetic_of(model: Transformer) -> AbstractContextManager[Any]:
     device = model.table.weight.device
-    return arithmetic(device, PRECISION.get(device.type, "float32"))
+    return arithmetic(model, device, PRECISION.get(device.type, "float32"))
 
 
 def windows_of(model: Transformer, store: TokenStore, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
