@@ -14,27 +14,23 @@ from torch import Tensor
 
 
 class Matches(NamedTuple):
-    """Every token of the past as a candidate for the token after each of the last Q tokens; F is the longest past.
+    """All tokens of the past (F of them) as candidates for the token after each of the last Q tokens.
 
     Attributes:
         candidates: (B, F) ids, -1 where there is none.
-        length: (B, Q, F) how many of the last tokens equal those before the candidate, at most `orders`.
-        bin: (Q, F) lag bin of the candidate.
-        within: (B, Q, F) whether the candidate is a token, known and within the reach.
+        component: (B, Q, F) length of the match × number of bins + lag bin. Candidates that are no token, not known yet
+            or out of reach have one above all others.
     """
 
     candidates: Tensor
-    length: Tensor
-    bin: Tensor
-    within: Tensor
+    component: Tensor
 
 
 def compare(ids: Tensor, queries: int, orders: int, edges: Sequence[int]) -> Matches:
     """The matches of the last `queries` tokens of ids (B, T), oldest first; a negative id is a missing token."""
     ids = ids[:, max(0, ids.shape[1] - queries - edges[-1] - orders) :]
-    size = ids.shape[1]
+    size, position = ids.shape[1], torch.arange(ids.shape[1], device=ids.device)
     first = max(0, size - queries - edges[-1] + 1)
-    position = torch.arange(size, device=ids.device)
     own, candidate = position[size - queries :], position[first:]
     lag = own.unsqueeze(1) + 1 - candidate
     same = torch.ones(len(ids), queries, len(candidate), dtype=torch.bool, device=ids.device)
@@ -44,14 +40,22 @@ def compare(ids: Tensor, queries: int, orders: int, edges: Sequence[int]) -> Mat
         then = torch.where(candidate > back, ids[:, (candidate - 1 - back).clamp(min=0)], -1)
         same = same & (now.unsqueeze(2) == then.unsqueeze(1)) & (now >= 0).unsqueeze(2)
         length += same
-    within = ((lag >= 1) & (lag <= edges[-1])) & (ids[:, first:] >= 0).unsqueeze(1)
-    return Matches(ids[:, first:], length, torch.bucketize(lag, torch.tensor(edges, device=ids.device)), within)
+    bins = torch.bucketize(lag, torch.tensor(edges, device=ids.device))
+    outside = (lag < 1) | (lag > edges[-1]) | (ids[:, first:] < 0).unsqueeze(1)
+    return Matches(ids[:, first:], (length * len(edges) + bins).masked_fill(outside, (orders + 1) * len(edges)))
+
+
+def count(component: Tensor, orders: int, bins: int) -> Tensor:
+    """(B, Q, orders + 1, bins): the number of matches. A match of n tokens is also one of fewer."""
+    longest = torch.zeros(*component.shape[:2], (orders + 1) * bins + 1, device=component.device)
+    longest.scatter_add_(2, component, torch.ones_like(component, dtype=longest.dtype))
+    return longest[..., :-1].unflatten(-1, (orders + 1, bins)).flip(-2).cumsum(-2).flip(-2)
 
 
 def latest(ids: Tensor, orders: int, reach: int) -> Tensor:
     """(B, orders): the token after the latest match of the last n tokens of ids (B, T); -1 if there is none."""
-    matches = compare(ids, 1, orders, [reach])
+    candidates, length = compare(ids, 1, orders, [reach])  # with one lag bin, components are lengths
     order = torch.arange(1, orders + 1, device=ids.device).unsqueeze(1)
-    matched = (matches.length >= order) & matches.within  # (B, orders, F)
+    matched = (order <= length) & (length <= orders)  # (B, orders, F)
     last = torch.where(matched, torch.arange(matched.shape[2], device=ids.device), -1).amax(-1)
-    return torch.where(last >= 0, matches.candidates.gather(1, last.clamp(min=0)), -1)
+    return torch.where(last >= 0, candidates.gather(1, last.clamp(min=0)), -1)
