@@ -150,9 +150,9 @@ class Recall(nn.Module):
         weights = self.log_weights(hidden, counts)
         share = weights[..., 1:].exp().unflatten(-1, (orders + 1, bins)) / counts.clamp(min=1)
         share = F.pad(share.cumsum(-2).flatten(-2), (0, 1))  # a match of n tokens is also one of fewer
-        candidates = candidates.clamp(min=0).unsqueeze(1).expand_as(component)
+        candidates = candidates.clamp(min=0).long().unsqueeze(1).expand_as(component)
         copied = torch.zeros_like(log_probs, dtype=share.dtype)
-        copied = copied.scatter_add(2, candidates, share.gather(2, component))
+        copied = copied.scatter_add(2, candidates, share.gather(2, component.long()))
         return _log_mixture(weights[..., :1] + log_probs, copied)
 
 
