@@ -11,12 +11,13 @@ EDGES = [2, 7, 40]
 def test_matches_are_those_of_the_definition(length: int) -> None:
     ids = np.random.default_rng(length).integers(-1, 4, (2, length))
     queries = min(5, length)
-    matches = matching.compare(torch.from_numpy(ids), queries, 3, EDGES)
+    candidates, component = matching.compare(torch.from_numpy(ids), queries, 3, EDGES)
+    by_candidate = [
+        matching.count(component.masked_fill((candidates != token).unsqueeze(1), 12), 3, 3) for token in range(4)
+    ]
+    assert torch.equal(matching.count(component, 3, 3), sum(by_candidate))
     for row, query in np.ndindex(2, queries):
-        found = np.zeros((4, 3, 4), np.int64)
-        for place in matches.within[row, query].nonzero().flatten():
-            end = int(matches.length[row, query, place])
-            found[: end + 1, int(matches.bin[query, place]), int(matches.candidates[row, place])] += 1
+        found = np.stack([counts[row, query].numpy() for counts in by_candidate], axis=-1)
         stream = ids[row, : length - queries + query + 1].tolist()
         assert np.array_equal(found, naive.followers(stream, 3, EDGES, 4))
 

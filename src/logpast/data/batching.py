@@ -23,8 +23,9 @@ from torch import Tensor
 
 from logpast.data.store import TokenStore
 from logpast.recall import RecallForm
-from logpast.recall.index import Index, counts_of_targets, occurrences
+from logpast.recall.index import CHUNK, Index, counts_of_targets, occurrences
 from logpast.util.errors import UserError
+from logpast.util.progress import progress_bar
 
 Streams = Literal["corpus", "document"]
 
@@ -222,7 +223,8 @@ def _index_on(store: TokenStore, device: torch.device, streams: Streams, form: R
             starts = torch.from_numpy(store.documents.start[store.documents.tokens > 0])
             stream[starts.to(tokens.device)] = 1
             stream = stream.cumsum(0)
-        copies[key] = occurrences(_unsigned(tokens), stream, form.orders + 1, form.edges)
+        with progress_bar("finding matches for recall", len(tokens), visible=len(tokens) > CHUNK) as progress:
+            copies[key] = occurrences(_unsigned(tokens), stream, form.orders + 1, form.edges, progress.update)
     return copies[key]
 
 

@@ -144,19 +144,15 @@ class Recall(nn.Module):
 
     def _mixture(self, hidden: Tensor, log_probs: Tensor, ids: Tensor) -> Tensor:
         """`log_probs`, with all comparisons at once."""
-        orders, bins = self.form.orders + 1, len(self.form.edges)
-        matches = matching.compare(ids, hidden.shape[1], self.form.orders, self.form.edges)
-        # (B, Q, F), the component of each candidate: that of its longest match; one more for those out of reach
-        component = (matches.length * bins + matches.bin).masked_fill(~matches.within, orders * bins)
-        counts = torch.zeros(*hidden.shape[:2], orders * bins + 1, device=ids.device)
-        counts.scatter_add_(2, component, torch.ones_like(component, dtype=counts.dtype))
-        counts = counts[..., :-1].unflatten(-1, (orders, bins)).flip(-2).cumsum(-2).flip(-2)  # also shorter matches
+        orders, bins = self.form.orders, len(self.form.edges)
+        candidates, component = matching.compare(ids, hidden.shape[1], orders, self.form.edges)
+        counts = matching.count(component, orders, bins)
         weights = self.log_weights(hidden, counts)
-        share = weights[..., 1:].exp().unflatten(-1, (orders, bins)) / counts.clamp(min=1)
-        share = F.pad(share.cumsum(-2).flatten(-2), (0, 1))  # a candidate has the shares of its shorter matches, too
-        candidates = matches.candidates.clamp(min=0).unsqueeze(1).expand_as(component)
+        share = weights[..., 1:].exp().unflatten(-1, (orders + 1, bins)) / counts.clamp(min=1)
+        share = F.pad(share.cumsum(-2).flatten(-2), (0, 1))  # a match of n tokens is also one of fewer
+        candidates = candidates.clamp(min=0).long().unsqueeze(1).expand_as(component)
         copied = torch.zeros_like(log_probs, dtype=share.dtype)
-        copied = copied.scatter_add(2, candidates, share.gather(2, component))
+        copied = copied.scatter_add(2, candidates, share.gather(2, component.long()))
         return _log_mixture(weights[..., :1] + log_probs, copied)
 
 

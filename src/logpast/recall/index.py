@@ -8,13 +8,13 @@ n-grams are numbered exactly, by the number of the (n − 1)-gram before and the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-CHUNK = 2**24  # positions that are sorted at once, which bounds the memory needed
+CHUNK = 2**22  # positions that are sorted at once, which bounds the memory needed
 
 
 class Index(NamedTuple):
@@ -29,7 +29,13 @@ class Index(NamedTuple):
     followers: Tensor
 
 
-def occurrences(tokens: Tensor, streams: Tensor, orders: int, edges: Sequence[int]) -> Index:
+def occurrences(
+    tokens: Tensor,
+    streams: Tensor,
+    orders: int,
+    edges: Sequence[int],
+    progress: Callable[[int], None] = lambda done: None,
+) -> Index:
     """Earlier occurrences of the n-gram that ends at each position, in the same stream.
 
     Args:
@@ -37,6 +43,7 @@ def occurrences(tokens: Tensor, streams: Tensor, orders: int, edges: Sequence[in
         streams: (T,) number of each token's stream. Streams are contiguous.
         orders: n = 1 … orders.
         edges: bin r holds the lags above edges[r − 1] up to edges[r].
+        progress: called with the number of tokens done.
     """
     widest = max(edge - before for edge, before in zip(edges, [0, *edges[:-1]], strict=True))
     dtype = torch.int16 if min(widest, len(tokens)) < 2**15 else torch.int32
@@ -48,6 +55,7 @@ def occurrences(tokens: Tensor, streams: Tensor, orders: int, edges: Sequence[in
         part = slice(begin, first + step)
         done = Index(*(table[first : first + step] for table in index))
         _fill(done, tokens[part], streams[part], edges, first - begin)
+        progress(min(first + step, len(tokens)))
     return index
 
 
