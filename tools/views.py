@@ -269,8 +269,9 @@ def _recall_price(results: Path) -> str:
     table = read_table(results, "recall_train_gpu")
     ms, ratio = {row["case"]: row["ms"] for row in table["rows"]}, table["step_time_ratios"]
     return (
-        f"control {ms['delta']:.2f} ms; with recall of 8,192 tokens {ms['recall']:.2f} ms, {ratio['recall / delta']:.3f} "
-        f"times; of 1,048,576 tokens {ms['recall-1m']:.2f} ms, {ratio['recall-1m / recall']:.3f} times that"
+        f"control {ms['delta']:.2f} ms; with recall of 8,192 tokens {ms['recall']:.2f} ms, "
+        f"{ratio['recall / delta']:.3f} times; of 1,048,576 tokens {ms['recall-1m']:.2f} ms, "
+        f"{ratio['recall-1m / recall']:.3f} times that"
     )
 
 
