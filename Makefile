@@ -7,7 +7,7 @@ READY := .venv/.ready
 .PHONY: help demo compare pages test test-slow test-gpu lint format docs clean
 
 help:
-	@echo "make demo       train a small model on the spot, score it, let it write (a few minutes)"
+	@echo "make demo       train small models with and without a memory, compare them (a few minutes)"
 	@echo "make compare    the rivals side by side at toy size (some minutes)"
 	@echo "make test       lint, types and tests (minutes; real corpora are used where LOGPAST_DATA names their folder)"
 	@echo "make test-slow  the tests that take many minutes"

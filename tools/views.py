@@ -62,80 +62,99 @@ def _minus_signs(text: str) -> str:
 # The demo
 
 
-def _scores(results: Path, file: str) -> dict[str, list[Row]]:
-    """system -> scores of seeds 0, 1, …"""
-    scores, seeds = defaultdict[str, list[Row]](list), defaultdict[str, list[int]](list)
+DEMO = {"log_memory": "memory", "recent": "control"}
+
+
+def _demo_rows(results: Path, file: str) -> dict[str, list[Row]]:
+    """control, memory or recall -> rows of seeds 0, 1, …"""
+    rows = defaultdict[str, list[Row]](list)
     for row in sorted(_rows(results, file), key=lambda row: row["seed"]):
-        system = row["recipe"]["model"]["system"]
-        scores[system].append(row["scores"])
-        seeds[system].append(row["seed"])
+        model = row["recipe"]["model"]
+        rows["recall" if model.get("recall") else DEMO[model["system"]]].append(row)
+    seeds = {name: [row["seed"] for row in group] for name, group in rows.items()}
     expected = list(range(max(map(len, seeds.values()))))
     if any(found != expected for found in seeds.values()):
-        raise UserError(f"{file}.jsonl must have seeds 0, 1, … once for each system, and has {dict(seeds)}; restore it")
-    return scores
+        raise UserError(f"{file}.jsonl must have seeds 0, 1, … once for each system, and has {seeds}; restore it")
+    return rows
 
 
 def _demo_text(results: Path) -> str:
-    scores = _scores(results, "demo-text")
-    memory, control = scores["log_memory"], scores["recent"]
-    heads = ["seed", "memory ppl_token", "control ppl_token", "memory bits/byte", "control bits/byte",
-             f"memory − control, nats per token ({NEGATIVE_IS_LOWER}) [95 % over chapters]", "lower on"]  # fmt: skip
-    rows = []
-    for seed, (ours, theirs) in enumerate(zip(memory, control, strict=True)):
-        against = ours["against"]
-        rows.append([
-            str(seed), f"{ours['ppl_token']:.2f}", f"{theirs['ppl_token']:.2f}", f"{ours['bits_per_byte']:.4f}",
-            f"{theirs['bits_per_byte']:.4f}", signed(against["nats_per_token"], against.get("interval")),
-            f"{against['documents_better']} of {against['documents']}",
-        ])  # fmt: skip
-    means = [
-        _mean_and_deviation([one[name] for one in group], form)
-        for name, form in (("ppl_token", ".2f"), ("bits_per_byte", ".4f"))
-        for group in (memory, control)
-    ]
-    difference = _mean_and_deviation([one["against"]["nats_per_token"] for one in memory], "+.4f")
-    return as_markdown(Table(heads, [*rows, ["mean (standard deviation over seeds)", *means, difference, ""]]))
+    rows = _demo_rows(results, "demo-text")
+    systems, others = ("control", "memory", "recall"), ("memory", "recall")
+    perplexities = {name: [row["scores"]["ppl_token"] for row in rows[name]] for name in systems}
+    against = {name: [row["scores"]["against"] for row in rows[name]] for name in others}
+    heads = ["seed", *(f"{name} ppl_token" for name in systems),
+             *(f"{name} − control, nats per token ({NEGATIVE_IS_LOWER}) [95 % over chapters]" for name in others),
+             *(f"{name} lower on" for name in others)]  # fmt: skip
+    lines = [
+        [str(seed), *(f"{perplexities[name][seed]:.2f}" for name in systems),
+         *(signed(against[name][seed]["nats_per_token"], against[name][seed].get("interval")) for name in others),
+         *(f"{against[name][seed]['documents_better']} of {against[name][seed]['documents']}" for name in others)]
+        for seed in range(len(rows["control"]))
+    ]  # fmt: skip
+    means = [_mean_and_deviation(perplexities[name], ".2f") for name in systems]
+    means += [_mean_and_deviation([one["nats_per_token"] for one in against[name]], "+.4f") for name in others]
+    return as_markdown(Table(heads, [*lines, ["mean (standard deviation over seeds)", *means, "", ""]]))
+
+
+def _demo_text_gains(results: Path) -> str:
+    rows = _demo_rows(results, "demo-text")
+    means = {
+        name: statistics.mean(row["scores"]["against"]["nats_per_token"] for row in rows[name])
+        for name in ("memory", "recall")
+    }
+    return "; ".join(f"{name}: {in_words(nats, digits=3)}" for name, nats in means.items())
+
+
+def _demo_text_times(results: Path) -> str:
+    rows = _demo_rows(results, "demo-text")
+    seconds = {name: [row["train_seconds"] for row in group] for name, group in rows.items()}
+    ratios = {
+        name: [own / control for own, control in zip(seconds[name], seconds["control"], strict=True)]
+        for name in ("memory", "recall")
+    }
+    return ", ".join(f"{name} {_mean_and_deviation(values, '.2f')}" for name, values in ratios.items())
 
 
 def topics(results: Path) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """The two optima of the topics source, and system -> nats per token of each seed."""
-    scores = _scores(results, "demo-topics")
-    nats = {system: [math.log(one["ppl_token"]) for one in group] for system, group in scores.items()}
+    """The two optima of the topics source, and control or memory -> nats per token of each seed."""
+    rows = _demo_rows(results, "demo-topics")
+    nats = {name: [math.log(row["scores"]["ppl_token"]) for row in group] for name, group in rows.items()}
     return read_table(results, "demo-topics-optima"), nats
 
 
 def _demo_topics(results: Path) -> str:
     optima, nats = topics(results)
-    seeds = len(nats["recent"])
+    seeds = len(nats["control"])
 
-    def trained(name: str, system: str) -> list[str]:
-        error = statistics.stdev(nats[system]) / seeds**0.5
-        difference = statistics.mean(nats[system]) - optima["optimum_given_recent"]
-        return [name, *(f"{value:.4f}" for value in nats[system]), f"{difference:+.4f} ({error:.4f})"]
+    def trained(name: str) -> list[str]:
+        error = statistics.stdev(nats[name]) / seeds**0.5
+        difference = statistics.mean(nats[name]) - optima["optimum_given_recent"]
+        return [name, *(f"{value:.4f}" for value in nats[name]), f"{difference:+.4f} ({error:.4f})"]
 
     rows = [
         ["best possible, knowing the whole past", f"{optima['optimum_given_all']:.4f}", *[""] * seeds],
-        trained("memory", "log_memory"),
+        trained("memory"),
         ["best possible, seeing what the control sees", f"{optima['optimum_given_recent']:.4f}", *[""] * seeds],
-        trained("control", "recent"),
+        trained("control"),
     ]
     last = "mean − second optimum (standard error over seeds)"
     return as_markdown(Table(["", *(f"seed {seed}" for seed in range(seeds)), last], rows))
 
 
 def _demo_summary(results: Path) -> str:
-    text, (optima, nats) = _scores(results, "demo-text"), topics(results)
-    systems = ("log_memory", "recent")
-    perplexities = [[one["ppl_token"] for one in text[system]] for system in systems]
-    above_optimum = [[each - optima["optimum_given_recent"] for each in nats[system]] for system in systems]
-    chapters = text["recent"][0]["documents"]
+    text, (optima, nats) = _demo_rows(results, "demo-text"), topics(results)
+    systems = ("control", "memory", "recall")
+    perplexities = [[row["scores"]["ppl_token"] for row in text[name]] for name in systems]
+    above_optimum = [[each - optima["optimum_given_recent"] for each in nats[name]] for name in systems[:2]]
+    chapters = text["control"][0]["scores"]["documents"]
     rows = [
         [f"King James text, {chapters} unseen chapters, perplexity per token ({len(perplexities[0])} seeds)",
          *(_mean_and_deviation(values, ".2f") for values in perplexities)],
         [f"drifting topics, nats above the best that the control's view allows ({len(above_optimum[0])} seeds)",
-         *(_minus_signs(_mean_and_deviation(values, "+.4f")) for values in above_optimum)],
+         *(_minus_signs(_mean_and_deviation(values, "+.4f")) for values in above_optimum), ""],
     ]  # fmt: skip
-    return as_markdown(Table(["small models, equal size, text and steps", "memory", "control"], rows))
+    return as_markdown(Table(["small models, equal text and steps", *systems], rows))
 
 
 # Benchmarks on a GPU
@@ -488,6 +507,8 @@ def _with_interval(part: dict[str, Any], what: str) -> list[str]:
 VIEWS: dict[str, View] = {
     "demo-summary": _demo_summary,
     "demo-text": _demo_text,
+    "demo-text-gains": _demo_text_gains,
+    "demo-text-times": _demo_text_times,
     "demo-topics": _demo_topics,
     "train-gpu": _train_gpu,
     "train-gpu-ratios": _train_gpu_ratios,

@@ -57,13 +57,16 @@ def test_both_parts_are_trained_scored_and_reported(tmp_path: Path, monkeypatch:
     assert page.count("<img") == 3
     assert "ppl_word" in page
     assert results["text"]["sample"].startswith("And it came to pass")
-    assert len(ledger.read(tmp_path / "rows.jsonl")) == 4
+    assert len(ledger.read(tmp_path / "rows.jsonl")) == 5
     assert results["text"]["chapters"] == {"train": 12, "validation": 12, "test": 12}
     topics = results["topics"]
     assert topics["optimum_given_all"] < topics["optimum_given_recent"] < math.log(8)
-    for name in ("memory", "control"):
+    for name in ("control", "memory"):
         assert results["topics"][name]["tokens"] == 2000  # one letter per token
+    for name in ("control", "memory", "recall"):
         assert results["text"][name]["unscored"] == 0
+        assert results["text"][name]["train_seconds"] > 0
+        assert ("against" in results["text"][name]) == (name != "control")
     with pytest.raises(UserError, match="exists already"):
         demo.demo(out)
 
@@ -100,7 +103,7 @@ def test_misspelt_options_are_named_before_anything_is_prepared(tmp_path: Path) 
 def test_when_one_training_fails_its_log_is_named_and_the_other_is_terminated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(demo.SYSTEMS, "control", "no-such-system")
+    monkeypatch.setitem(demo.TEXT.systems, "control", ["--model=no-such-system"])
     with pytest.raises(UserError, match=r"control\.log"):
         demo.demo(tmp_path / "demo", only="text")  # the memory model would take minutes
     assert not sorted_checkpoints(tmp_path / "demo" / "text" / "memory")

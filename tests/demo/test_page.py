@@ -10,14 +10,16 @@ import pytest
 
 from logpast.demo.page import write_report
 
-SCORES = {"ppl_token": 20.0, "ppl_word": 40.0, "bits_per_byte": 1.5}
+SCORES = {"ppl_token": 20.0, "ppl_word": 40.0, "bits_per_byte": 1.5, "train_seconds": 100.0}
+EXAMPLE = {"chapter": "01001", "token": " <God>", "context": "and the spirit of", "earlier": "In the beginning",
+           "tokens_ago": 1234, "control": 0.0123, "recall": 0.456}  # fmt: skip
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """A demo's folder with the logs of its four trainings."""
-    for part in ("text", "topics"):
-        for name in ("memory", "control"):
+    """A demo's folder with the logs of its five trainings."""
+    for part, names in (("text", ("control", "memory", "recall")), ("topics", ("control", "memory"))):
+        for name in names:
             (tmp_path / part / name).mkdir(parents=True)
             records = [{"step": s, "epoch": 0, "tokens_per_second": 1.0, "loss": 2.0 - s / 10} for s in (1, 2, 3)]
             records += [{"step": s, "validation_loss": 2.1 - s / 10} for s in (2, 3)]
@@ -29,7 +31,8 @@ def out(tmp_path: Path) -> Path:
 def text_part(low: float, high: float) -> dict[str, Any]:
     difference = {"nats_per_token": (low + high) / 2, "interval": [low, high], "documents_better": 3, "documents": 4}
     return {"chapters": {"train": 1000, "validation": 40, "test": 4}, "sample": "And it <came> to pass",
-            "memory": SCORES | {"against": difference}, "control": SCORES}  # fmt: skip
+            "control": SCORES, "memory": SCORES | {"against": difference | {"interval": [-0.3, 0.3]}},
+            "recall": SCORES | {"against": difference}, "example": EXAMPLE}  # fmt: skip
 
 
 def topics_part(memory: float) -> dict[str, Any]:
@@ -46,7 +49,7 @@ def test_page_has_both_parts_and_is_self_contained(out: Path) -> None:
     page = page_of(out, text=text_part(-0.2, -0.1), topics=topics_part(1.05))
     assert page.count("<img") == page.count("data:image/png;base64,iVBOR") == 3
     assert not re.search(r"(src|href)=\"(?!data:)", page)
-    assert "<td>20.000</td> <td>40.000</td> <td>1.500</td>" in page
+    assert page.count("<td>20.000</td> <td>40.000</td> <td>1.500</td> <td>100</td>") == 3
     assert "seed (7)" in page
     assert "1,000 chapters" in page
 
@@ -62,7 +65,7 @@ def test_page_with_one_part_only(out: Path, only: str) -> None:
     [
         (-0.2, -0.1, "better than the control", "lower by 0.1500 nats/token (13.9 %), 95 % interval: 0.1000 to 0.2000"),
         (0.1, 0.2, "worse than the control", "higher by 0.1500 nats/token (16.2 %)"),
-        (-0.1, 0.2, "no clear difference", "95 % interval: 0.1000 lower to 0.2000 higher"),
+        (-0.1, 0.2, "recall</b> and the control on", "95 % interval: 0.1000 lower to 0.2000 higher"),
     ],
 )
 def test_verdict_on_text_depends_on_the_interval(out: Path, low: float, high: float, verdict: str, words: str) -> None:
@@ -73,7 +76,7 @@ def test_verdict_on_text_depends_on_the_interval(out: Path, low: float, high: fl
 
 def test_few_chapters_have_no_interval_and_no_verdict(out: Path) -> None:
     part = text_part(-0.2, -0.1)
-    part["memory"]["against"]["interval"] = None
+    part["recall"]["against"]["interval"] = None
     page = page_of(out, text=part)
     assert "too few chapters" in page
     assert "lower by 0.1500 nats/token (13.9 %) " in page
@@ -85,6 +88,17 @@ def test_verdict_on_topics_depends_on_the_optimum(out: Path, loss: float, verdic
     assert verdict in page
     for value in ("1.0000", "1.1000", "1.1500", f"{loss:.4f}", "higher by 0.0500 nats/token (5.1 %)"):
         assert value in page
+
+
+def test_example_of_recall_is_shown_with_both_passages_and_escaped(out: Path) -> None:
+    page = page_of(out, text=text_part(-0.2, -0.1))
+    marked = '<b class="recall"> &lt;God&gt;</b>'
+    assert f"… In the beginning{marked} here: … and the spirit of{marked}</pre>" in page
+    assert "0.012, recall 0.46. The earlier passage is 1,234 tokens before" in page
+
+
+def test_page_without_an_example(out: Path) -> None:
+    assert "Where recall helped" not in page_of(out, text=text_part(-0.2, -0.1) | {"example": None})
 
 
 def test_sample_is_escaped(out: Path) -> None:

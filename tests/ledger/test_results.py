@@ -34,8 +34,8 @@ def test_every_row_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         else:
             assert any(line.startswith(f"{name}.json: ") for line in lines)
     assert lines[0].split()[:6] == ["file", "run", "system", "window", "L", "k"]
-    line = next(line.split() for line in lines if line.split()[:2] == ["demo-text", "log_memory-0"])
-    assert " ".join(line[2:]) == "log_memory 16 33 100 kjv 1,228,788 0 38.96 262.3 1.5121 1d4c68c"
+    line = next(line.split() for line in lines if line.split()[:2] == ["demo-text", "memory"])
+    assert " ".join(line[2:]) == "log_memory 16 33 100 kjv 813,147 0 49.34 375.6 1.6096 a1d425b"
 
 
 @pytest.mark.parametrize(

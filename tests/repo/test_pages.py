@@ -37,10 +37,10 @@ def region(name: str, text: str = "?") -> str:
 def test_changed_page_is_reported_and_restored(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, _ = keep_pages(checkout, "docs/results/demo.md", "docs/results/summary.md")
     right = page.read_text()
-    page.write_text(right.replace("| 39.03 | 40.17 |", "| 39.02 | 40.17 |"))
-    with pytest.raises(UserError, match=r"demo\.md: 'demo-text' has '39\.02' where results/ has '39\.03'"):
+    page.write_text(right.replace("| 49.64 | 39.97 |", "| 49.63 | 39.97 |"))
+    with pytest.raises(UserError, match=r"demo\.md: 'demo-text' has '49\.63' where results/ has '49\.64'"):
         pages(checkout, check=True)
-    assert "| 39.02 |" in page.read_text()
+    assert "| 49.63 |" in page.read_text()
     assert pages(checkout) == [page]
     assert page.read_text().split() == right.split()
     assert pages(checkout, check=True) == []
@@ -50,7 +50,7 @@ def test_changed_page_is_reported_and_restored(checkout: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("file", "old", "new", "name"),
     [
-        ("demo-text.jsonl", '"ppl_token": 38.96', '"ppl_token": 37.96', "demo-summary"),
+        ("demo-text.jsonl", '"ppl_token": 49.02', '"ppl_token": 48.02', "demo-summary"),
         ("demo-topics.jsonl", '"ppl_token": 5.80509', '"ppl_token": 5.70509', "demo-summary"),
         ("demo-topics-optima.json", '"optimum_given_all": 1.738', '"optimum_given_all": 1.728', "demo-topics"),
         ("train_gpu.json", '"memory / delta": ', '"memory / delta": 1', "price-of-memory"),

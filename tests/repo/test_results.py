@@ -58,9 +58,7 @@ def regions(*paths: Path) -> set[str]:
 def test_output_of_the_demo_on_the_summary_is_that_of_the_ledger() -> None:
     """It is in a code block, where no region can be."""
     (row,) = [
-        row["scores"]
-        for row in ledger.read(RESULTS / "demo-text.jsonl")
-        if (row["recipe"]["model"]["system"], row["seed"]) == ("log_memory", 0)
+        row["scores"] for row in ledger.read(RESULTS / "demo-text.jsonl") if (row["run"], row["seed"]) == ("recall", 0)
     ]
     page = (ROOT / "docs" / "results" / "summary.md").read_text()
     for name in ("ppl_token", "ppl_word", "bits_per_byte"):
@@ -75,9 +73,9 @@ def test_topics_control_is_near_its_optimum_and_memory_below_it() -> None:
     """The pages say: the control is within 0.01 nats of the best loss for its view, and the memory is below that."""
     optima, nats = topics(RESULTS)
     best, best_of_view = optima["optimum_given_all"], optima["optimum_given_recent"]
-    assert all(0 < value - best_of_view < 0.01 for value in nats["recent"])
-    error = statistics.stdev(nats["log_memory"]) / 3**0.5
-    assert all(best < value < best_of_view - 2 * error for value in nats["log_memory"])
+    assert all(0 < value - best_of_view < 0.01 for value in nats["control"])
+    error = statistics.stdev(nats["memory"]) / 3**0.5
+    assert all(best < value < best_of_view - 2 * error for value in nats["memory"])
 
 
 @pytest.mark.parametrize("name", ["rivals-toy", "demo-text", "demo-topics"])

@@ -1,7 +1,8 @@
-"""`logpast demo`: does the memory help? On real text, and on a synthetic stream whose best possible loss is known.
+"""`logpast demo`: does a memory help? On real text, and on a synthetic stream whose best possible loss is known.
 
-Each part trains the memory model and its control (the same transformer with the preceding tokens in its slots): same
-size, same data, same steps, in the way of the commands `data prepare`, `train` and `eval`.
+Each part trains a few systems side by side on the same data for the same steps, in the way of the commands `data
+prepare`, `train` and `eval`: a control (a transformer with the preceding tokens in its slots), the paper's memory and,
+on the text, the control with recall.
 """
 
 from __future__ import annotations
@@ -20,32 +21,40 @@ from typing import Any, Literal
 import numpy as np
 
 from logpast.data.prepare import prepare
+from logpast.demo.example import as_text, find_example
 from logpast.demo.page import write_report
 from logpast.demo.topics import Topics
 from logpast.evaluation.evaluate import evaluate
 from logpast.generation import generate
+from logpast.training.checkpoint import find_checkpoint
 from logpast.training.log import read_log
 from logpast.training.recipes import read_recipe
 from logpast.util.errors import UserError
 from logpast.util.progress import progress_bar
 from logpast.util.validation import validate_arguments
 
-SYSTEMS = {"memory": "log_memory", "control": "recent"}
 #: streams of topics in each split: their number, and the length of each
 STREAMS = {"train": (100, 25_000), "validation": (1, 20_000), "test": (1, 100_000)}
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the demo: its folder, the recipe to train with and the tokenizer."""
+    """One part of the demo: its folder, the recipe to train with, the tokenizer and the systems.
+
+    Each system has a name and options for `train`. The first is the control that the others are compared with.
+    """
 
     name: str
     recipe: str
     tokenizer: str
+    systems: dict[str, list[str]]
 
 
-TEXT = Part("text", "demo", "bpe-2048")
-TOPICS = Part("topics", "demo-topics", "bpe-265")  # 256 bytes, end-of-text and 8 merges: each symbol is one token
+CONTROL, MEMORY = {"control": ["--model=recent"]}, {"memory": ["--model=log_memory"]}
+RECALL = {"recall": ["--model=recent", "--model.recall=4096"]}
+TEXT = Part("text", "demo", "bpe-2048", CONTROL | MEMORY | RECALL)
+#: 256 bytes, end-of-text and 8 merges: each symbol is one token
+TOPICS = Part("topics", "demo-topics", "bpe-265", CONTROL | MEMORY)
 
 
 @validate_arguments
@@ -56,10 +65,11 @@ def demo(
     record: Path | None = None,
     train_options: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Does the memory help? Train a memory model and its control side by side, score both, write a report.
+    """Does a memory help? Train small models with and without it side by side, score them, write a report.
 
-    The first part is real text (the King James Bible; `pip install 'logpast[demo]'`), the second a synthetic stream
-    whose best possible loss is known. Takes six to eleven minutes on two cores; the report is OUT/report.html.
+    The first part is real text (the King James Bible; `pip install 'logpast[demo]'`): a control, the paper's memory and
+    recall. The second is a synthetic stream whose best possible loss is known: control and memory. Takes about five
+    minutes on two cores; the report is OUT/report.html.
 
     Examples:
         logpast demo
@@ -68,7 +78,7 @@ def demo(
 
     Args:
         out: the folder to create.
-        seed: seed of the initial parameters and of the order of the windows, for both models.
+        seed: seed of the initial parameters and of the order of the windows, for all models.
         only: run one of the two parts.
         record: append the scores to this ledger (.jsonl).
         train_options: more options for `logpast train`, such as "[--steps=100, --model.layers=1]".
@@ -82,16 +92,15 @@ def demo(
     options = [word for option in train_options or [] for word in shlex.split(option)]
     if options:
         _check_options(parts[0], options)
-    results: dict[str, Any] = {"seed": seed}
+    facts = {part.name: (prepare_chapters if part is TEXT else prepare_topics)(out / part.name) for part in parts}
+    results: dict[str, Any] = {"seed": seed, "seconds": train_side_by_side(parts, out, seed, options)}
     for part in parts:
-        home = out / part.name
-        facts = (prepare_chapters if part is TEXT else prepare_topics)(home)
-        seconds = train_side_by_side(part, home, seed, options)
-        results[part.name] = facts | {"seconds": seconds} | compare(home, record)
+        results[part.name] = facts[part.name] | score(part, out / part.name, record)
     if TEXT in parts:
-        results["text"]["sample"] = generate(
-            out / "text" / "memory", prompt="And it came to pass", tokens=150, seed=seed, device="cpu"
-        )
+        example = find_example(out / "text")
+        print("\n" + as_text(example))
+        sample = generate(out / "text" / "recall", prompt="And it came to pass", tokens=150, seed=seed, device="cpu")
+        results["text"] |= {"example": example, "sample": sample}
     (out / "report.json").write_text(json.dumps(results, indent=2) + "\n")
     write_report(out, results)
     print(f"\nopen {out / 'report.html'}")
@@ -123,15 +132,17 @@ def prepare_topics(home: Path) -> dict[str, Any]:
     }
 
 
-def _train_command(part: Part, system: str, options: list[Any]) -> list[str]:
-    return [sys.executable, "-m", "logpast", "train", "--config", part.recipe, "--model", system, *map(str, options)]
+def _train_commands(part: Part, options: list[str]) -> dict[str, list[str]]:
+    """For each system of a part, the command that trains it with these options."""
+    train = [sys.executable, "-m", "logpast", "train", "--config", part.recipe]
+    return {name: [*train, *system, *options] for name, system in part.systems.items()}
 
 
 def _check_options(part: Part, options: list[str]) -> None:
     """A UserError for options that `train` does not know, before anything is prepared."""
-    commands = [_train_command(part, system, [*options, "--print_config"]) for system in SYSTEMS.values()]
     checks = [
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for command in _train_commands(part, [*options, "--print_config"]).values()
     ]
     errors = [check.communicate()[1] for check in checks]
     for check, error in zip(checks, errors, strict=True):
@@ -145,36 +156,44 @@ def _steps(options: list[str]) -> int | None:
     return int(found[1]) if found else None
 
 
-def train_side_by_side(part: Part, home: Path, seed: int, options: list[str]) -> float:
-    """Train both models at once, each on one core, behind one progress bar. Returns the seconds taken."""
-    steps = _steps(options) or read_recipe(Path(part.recipe))["steps"]
+def train_side_by_side(parts: list[Part], out: Path, seed: int, options: list[str]) -> float:
+    """Train all models at once, each with one thread, behind one progress bar. Returns the seconds taken."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    started, running = time.monotonic(), {}
-    for name, system in SYSTEMS.items():
-        data = ["--data.train", home / "data" / "train", "--data.validation", home / "data" / "validation"]
-        command = _train_command(part, system, ["--run", home / name, "--seed", seed, *data, *options])
-        with (home / f"{name}.log").open("w") as log:
-            running[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    started, running, total = time.monotonic(), dict[Path, subprocess.Popen[bytes]](), 0
+    for part in parts:
+        home = out / part.name
+        total += len(part.systems) * (_steps(options) or read_recipe(Path(part.recipe))["steps"])
+        data = [f"--data.{split}={home / 'data' / split}" for split in ("train", "validation")]
+        for name, command in _train_commands(part, [f"--seed={seed}", *data, *options]).items():
+            with (home / f"{name}.log").open("w") as log:
+                running[home / name] = subprocess.Popen(
+                    [*command, f"--run={home / name}"], env=environment, stdout=log, stderr=subprocess.STDOUT
+                )
     try:
-        with progress_bar(f"training on {part.name}", 2 * steps) as progress:
+        with progress_bar(f"training {len(running)} models", total) as progress:
             while None in (codes := [process.poll() for process in running.values()]) and not any(codes):
-                last = {name: next(iter(read_log(home / name)[-1:]), {"step": 0}) for name in running}
-                losses = " ".join(f"{n} {r['loss']:.3f}" for n, r in last.items() if "loss" in r)
+                last = {run: next(iter(read_log(run)[-1:]), {"step": 0}) for run in running}
+                losses = " ".join(f"{run.name} {r['loss']:.2f}" for run, r in last.items() if "loss" in r)
                 progress.update(sum(r["step"] for r in last.values()), losses)
                 time.sleep(1)
     finally:
         for process in running.values():
             process.terminate()
             process.wait()
-    for name, code in zip(running, codes, strict=True):  # exit codes from before the other one was terminated
+    for run, code in zip(running, codes, strict=True):  # exit codes from before the others were terminated
         if code:
-            raise UserError(f"training the {name} model failed; see {home / f'{name}.log'} for the reason")
+            raise UserError(f"training the {run.name} model failed; see {run}.log for the reason")
     return round(time.monotonic() - started, 1)
 
 
-def compare(home: Path, record: Path | None) -> dict[str, Any]:
-    """Score both models on the held-out text, and the memory model against the control."""
-    test = str(home / "data" / "test")
-    control = evaluate(home / "control", test, save_nats=home / "control.npy", record=record, device="cpu")
-    memory = evaluate(home / "memory", test, against=home / "control.npy", record=record, device="cpu")
-    return {"memory": memory, "control": control}
+def score(part: Part, home: Path, record: Path | None) -> dict[str, Any]:
+    """Score all models on the held-out text, each against the control."""
+    results = {}
+    for name in part.systems:
+        print(f"\n{part.name}, {name}:")
+        control = home / "control.npy" if results else None
+        results[name] = evaluate(
+            home / name, str(home / "data" / "test"), against=control, save_nats=home / f"{name}.npy", record=record,
+            device="cpu",
+        ) | {"train_seconds": find_checkpoint(home / name).state["seconds"]}  # fmt: skip
+    return results

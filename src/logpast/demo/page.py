@@ -14,7 +14,7 @@ from logpast.reporting.plots import remove_frame
 from logpast.training.log import read_log
 from logpast.util.files import atomic_write
 
-COLOURS = {"memory": palette.MEMORY, "control": palette.CONTROL}
+COLOURS = {"control": palette.CONTROL, "memory": palette.MEMORY, "recall": palette.RECALL}
 
 
 def write_report(out: Path, results: dict[str, Any]) -> None:
@@ -24,13 +24,14 @@ def write_report(out: Path, results: dict[str, Any]) -> None:
     if "text" in results:
         plots |= {"text": _loss_plot(out / "text"), "filters": _filters_plot()}
     if "topics" in results:
-        topics = {name: math.log(results["topics"][name]["ppl_token"]) for name in COLOURS}
+        topics = {name: math.log(results["topics"][name]["ppl_token"]) for name in ("memory", "control")}
         topics |= {name: results["topics"][name] for name in ("optimum_given_all", "optimum_given_recent")}
         optima = {"whole past": topics["optimum_given_all"], "what the control sees": topics["optimum_given_recent"]}
         plots["topics"] = _loss_plot(out / "topics", optima)
     page = render_page(
         "demo.html",
         seed=results["seed"],
+        systems=list(COLOURS),
         text=results.get("text"),
         topics=topics,
         in_words=in_words,
@@ -40,7 +41,7 @@ def write_report(out: Path, results: dict[str, Any]) -> None:
 
 
 def _loss_plot(home: Path, levels: dict[str, float] | None = None) -> Any:
-    """Training and validation loss of both models over the steps, and the best possible losses."""
+    """Training and validation loss of all models over the steps, and the best possible losses."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.6), layout="constrained")
@@ -48,6 +49,8 @@ def _loss_plot(home: Path, levels: dict[str, float] | None = None) -> Any:
     heights = []
     for name, colour in COLOURS.items():
         records = read_log(home / name)
+        if not records:
+            continue
         training = [(r["step"], r["loss"]) for r in records if "loss" in r]
         validation = [(r["step"], r["validation_loss"]) for r in records if "validation_loss" in r]
         axis.plot(*zip(*training, strict=True), color=colour, alpha=0.35, linewidth=1)

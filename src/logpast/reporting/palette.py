@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-#: a model with memory, and the control it is compared with
+#: a model with memory, the control it is compared with, and a model with recall
 MEMORY = "#b3282d"
 CONTROL = "#2b5c8a"
+RECALL = "#2e7d4f"
 
 #: the analysis page: the past beyond a lag is cut off, replaced or shuffled
 CUT = MEMORY
