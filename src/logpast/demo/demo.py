@@ -188,7 +188,7 @@ def train_side_by_side(parts: list[Part], out: Path, seed: int, options: list[st
 
 def score(part: Part, home: Path, record: Path | None) -> dict[str, Any]:
     """Score all models on the held-out text, each against the control."""
-    results = {}
+    results: dict[str, Any] = {}
     for name in part.systems:
         print(f"\n{part.name}, {name}:")
         control = home / "control.npy" if results else None
