@@ -109,7 +109,7 @@ def test_json_and_csv_have_full_precision(tmp_path: Path, capsys: pytest.Capture
         main(["results", "file=demo-text", "seed=0", "--folder", str(RESULTS), "--json", "-"])
     assert not stop.value.code
     rows = json.loads(capsys.readouterr().out)
-    assert [row["recipe"]["model"]["system"] for row in rows] == ["log_memory", "recent"]
+    assert [row["recipe"]["model"]["system"] for row in rows] == ["log_memory", "recent", "recent"]
     results(["file=demo-text", "seed=0"], RESULTS, csv=str(tmp_path / "rows.csv"))
     with (tmp_path / "rows.csv").open() as file:
         first = next(csv.DictReader(file))
@@ -191,7 +191,7 @@ def test_names_with_wildcards_and_surrogates(tmp_path: Path) -> None:
 def test_standard_output_has_only_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results(["file=demo-text"], RESULTS, json="-", csv=str(tmp_path / "c.csv"), plot=tmp_path / "p.png")
     printed = capsys.readouterr()
-    assert len(json.loads(printed.out)) == 10
+    assert len(json.loads(printed.out)) == 15
     assert "c.csv" in printed.err
     assert "p.png" in printed.err
 
@@ -206,7 +206,7 @@ def test_plot_lines_are_means(tmp_path: Path, drawn: list[Figure]) -> None:
     (axis,) = drawn[0].axes
     means = {line.get_label(): line.get_xydata().tolist() for line in axis.lines if line.get_linestyle() == "-"}
     values = [row["scores"]["bits_per_byte"] for row in rows if row["recipe"]["model"]["system"] == "recent"]
-    assert means["recent"] == [[33, pytest.approx(sum(values) / 5)]]
+    assert means["recent"] == [[33, pytest.approx(sum(values) / 10)]]
     assert set(means) == {"log_memory", "recent"}
 
 

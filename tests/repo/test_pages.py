@@ -50,7 +50,6 @@ def test_changed_page_is_reported_and_restored(checkout: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("file", "old", "new", "name"),
     [
-        ("demo-text.jsonl", '"ppl_token": 49.02', '"ppl_token": 48.02', "demo-summary"),
         ("demo-topics.jsonl", '"ppl_token": 5.80509', '"ppl_token": 5.70509', "demo-summary"),
         ("demo-topics-optima.json", '"optimum_given_all": 1.738', '"optimum_given_all": 1.728', "demo-topics"),
         ("train_gpu.json", '"memory / delta": ', '"memory / delta": 1', "price-of-memory"),

@@ -159,7 +159,8 @@ def _steps(options: list[str]) -> int | None:
 def train_side_by_side(parts: list[Part], out: Path, seed: int, options: list[str]) -> float:
     """Train all models at once, each with one thread, behind one progress bar. Returns the seconds taken."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    started, running, total = time.monotonic(), dict[Path, subprocess.Popen[bytes]](), 0
+    started, total = time.monotonic(), 0
+    running: dict[Path, subprocess.Popen[bytes]] = {}
     for part in parts:
         home = out / part.name
         total += len(part.systems) * (_steps(options) or read_recipe(Path(part.recipe))["steps"])
