@@ -1,4 +1,4 @@
-"""Two other ways to adapt a finished model to the text at hand, for comparison with recall.
+"""Ways to adapt a finished model to the text at hand: recall's gates, and two others to compare them with.
 
     python benchmarks/adaptive_baselines.py --checkpoint runs/delta --validation wikitext103:validation \\
         --test wikitext103:test wiki22k:test --out results/adaptive_baselines.json
@@ -18,10 +18,14 @@ gradient step on its mean loss and are pulled back to the trained weights θ0:
 
 MS is the mean of g² over windows of the training text. ε is given as a multiple of mean √MS.
 
-Settings are selected on the validation text: those of the cache on all of it, those of dynamic evaluation on its first
-tokens. Then each test text is scored once, as one stream. `plain` is the model alone, as `logpast eval` scores it.
-Dynamic evaluation takes one window at a time, the others `batch_size`. `state_bytes` is what a method keeps of a text
-in float32, in addition to what the model keeps; RMS also needs MS, as large as the model, once for all texts.
+**Recall**, gates only: fitted to the training text with the model frozen, once over the last 8,192 tokens and once
+within what attention sees (the slots' tokens and those of the window): the difference is what the longer past gives.
+
+Settings are selected on the validation text: those of the cache and the learning rate of the gates on all of it, those
+of dynamic evaluation on its first tokens. Then each test text is scored once, as one stream. `plain` is the model
+alone, as `logpast eval` scores it. Dynamic evaluation takes one window at a time, the others `batch_size`.
+`state_bytes` is what a method keeps of a text in float32, in addition to what the model keeps; RMS also needs MS, as
+large as the model, once for all texts.
 """
 
 from __future__ import annotations
@@ -52,6 +56,7 @@ from logpast.kernels.cuda_graphs import Replay
 from logpast.memory.naive import embed
 from logpast.models import Transformer
 from logpast.models.registry import config_to_dict
+from logpast.recall import Recall, RecallForm, matching
 from logpast.training.checkpoint import find_checkpoint
 from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import UserError
@@ -72,6 +77,8 @@ class Method(NamedTuple):
 PRECISION = {"cuda": "bfloat16"}  # float32 elsewhere
 THETA = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # for h / |h|; for h these are divided by the usual |h|²
 CACHE_WEIGHT = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.3, 0.4, 0.5)  # λ of the cache
+SETTINGS = ("past", "batch_size", "gate_steps", "selection", "statistics", "limit")  # options to record
+GATE_RATES = (1e-3, 3e-3, 1e-2)
 DECAY = (0.0, 1e-4, 1e-3, 1e-2, 0.1)  # λ of dynamic evaluation
 GRIDS: dict[str, dict[str, Sequence[float]]] = {
     "SGD": {"rate": (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0), "decay": DECAY},
@@ -81,19 +88,83 @@ GRIDS: dict[str, dict[str, Sequence[float]]] = {
 
 def arithmetic_of(model: Transformer) -> AbstractContextManager[Any]:
     device = model.table.weight.device
-    return arithmetic(device, PRECISION.get(device.type, "float32"))
+    return arithmetic(model, device, PRECISION.get(device.type, "float32"))
 
 
-def windows_of(model: Transformer, store: TokenStore, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
+def windows_of(
+    model: Transformer, store: TokenStore, batch_size: int, limit: int | None = None, recall: RecallForm | None = None
+) -> Iterator[Batch]:
     """The windows of a text in order, until at least `limit` tokens are targets."""
     device = model.table.weight.device
-    windows = Windows(store, model.window, model.history, device=device)
+    windows = Windows(store, model.window, model.history, device=device, recall=recall)
     count = len(windows) if limit is None else min(len(windows), -(-limit // model.window))
     with progress_bar(f"windows of {store.name}", count) as progress:
         for first in range(0, count, batch_size):
             last = min(first + batch_size, count)
             yield windows.batch(np.arange(first, last)).to(device)
             progress.update(last)
+
+
+@torch.no_grad()
+def outputs_of(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Last hidden states (B, m, d) and losses (B, m)."""
+    with arithmetic_of(model):
+        x = torch.cat([model.make_slots(batch.history), embed(model.table.weight, batch.tokens)], dim=1)
+        hidden = model.hidden(x, skip=model.slots)
+        return hidden, model.nats(hidden, batch.targets)
+
+
+@torch.no_grad()
+def counts_within_attention(model: Transformer, batch: Batch, form: RecallForm) -> Tensor:
+    """Recall's counts, in the slots' tokens and the window only."""
+    history = batch.history[:, batch.history.shape[1] - model.slots :]
+    ids = torch.cat([history.long(), batch.tokens], dim=1)
+    orders, bins = form.orders, len(form.edges)
+    candidates, component = matching.compare(ids, model.window, orders, form.edges)
+    missed = candidates.unsqueeze(1) != batch.targets.unsqueeze(2)
+    both = component, component.masked_fill(missed, (orders + 1) * bins)
+    return torch.stack([matching.count(each, orders, bins) for each in both], dim=2)
+
+
+def recall_losses(model: Transformer, recall: Recall, batch: Batch, within_attention: bool) -> Tensor:
+    counts = counts_within_attention(model, batch, recall.form) if within_attention else batch.counts
+    assert counts is not None
+    return recall(*outputs_of(model, batch), counts)[batch.targets >= 0]
+
+
+def fit_gates(model: Transformer, train: TokenStore, form: RecallForm, within: bool, rate: float, steps: int) -> Recall:
+    device = model.table.weight.device
+    recall = Recall(model.config.width, form).to(device)
+    optimizer = torch.optim.AdamW(recall.parameters(), weight_decay=0)
+    batches = Batches(train, model.window, model.history, 64, 0, device=device, recall=form)
+    with progress_bar("fitting gates", steps) as progress:
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = rate * (1 - step / steps)
+            optimizer.zero_grad()
+            recall_losses(model, recall, batches.at(step).to(device), within).mean().backward()
+            optimizer.step()
+            progress.update(step + 1)
+    return recall
+
+
+def select_gates(
+    model: Transformer, train: TokenStore, validation: TokenStore, args: argparse.Namespace, within: bool
+) -> tuple[dict[str, Any], Callable[[TokenStore], Array]]:
+    """The trials by learning rate, and the losses of a text with the gates that are best on the validation text."""
+    form = RecallForm(args.past)
+
+    def losses(recall: Recall, limit: int | None, store: TokenStore) -> Array:
+        batches = windows_of(model, store, args.batch_size, limit, form)
+        with torch.no_grad():
+            return torch.cat([recall_losses(model, recall, b, within) for b in batches]).double().cpu().numpy()
+
+    fitted = [fit_gates(model, train, form, within, rate, args.gate_steps) for rate in GATE_RATES]
+    trials = [
+        {"rate": rate, "nats": float(losses(recall, None, validation).mean())}
+        for rate, recall in zip(GATE_RATES, fitted, strict=True)
+    ]
+    best = min(range(len(trials)), key=lambda number: trials[number]["nats"])
+    return {"trials": trials, "chosen": trials[best]}, partial(losses, fitted[best], args.limit)
 
 
 @torch.no_grad()
@@ -105,10 +176,7 @@ def cache_scores(
     weight = model.table.weight
     states, ids = weight.new_empty(0, weight.shape[1]), torch.empty(0, dtype=torch.int64, device=weight.device)
     for batch in batches:
-        with arithmetic_of(model):
-            x = torch.cat([model.make_slots(batch.history), embed(weight, batch.tokens)], dim=1)
-            hidden = model.hidden(x, skip=model.slots)
-            nats = model.nats(hidden, batch.targets)
+        hidden, nats = outputs_of(model, batch)
         exists = batch.targets >= 0
         states = torch.cat([states[-past:], hidden[exists].to(accumulation_dtype(hidden.dtype))])
         ids = torch.cat([ids[-past:], batch.targets[exists]])
@@ -272,14 +340,21 @@ def methods_of(
         "plain": Method(partial(plain, args.limit), 0),
         "cache": Method(partial(cached, found["chosen"]), args.past * 4 * (model.config.width + 1)),
     }
+    whole = float(plain(None, validation).mean())
+    for within in (False, True):
+        found, losses = select_gates(model, train, validation, args, within)
+        name = "recall within attention" if within else "recall"
+        note(name, found | {"plain": whole})
+        methods[name] = Method(losses, 0 if within else 4 * args.past)
     alone = float(plain(args.selection, validation).mean())
     for rule, squares in {"SGD": None, "RMS": mean_squares(model, train, args.statistics)}.items():
         loss = partial(adapted, squares, args.selection, validation)
         found = search(lambda setting: loss(setting).mean(), GRIDS[rule])  # noqa: B023
         name = f"dynamic evaluation, {rule}"
         note(name, found | {"plain": alone})
-        losses = partial(adapted, squares, args.limit, setting=found["chosen"])
-        methods[name] = Method(losses, 4 * model.parameter_count())
+        methods[name] = Method(
+            partial(adapted, squares, args.limit, setting=found["chosen"]), 4 * model.parameter_count()
+        )
     return methods
 
 
@@ -288,10 +363,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, required=True, help="a run of the delta control, or one checkpoint")
     parser.add_argument("--validation", required=True, help="text to select settings on")
     parser.add_argument("--test", nargs="+", required=True, help="texts to score")
-    parser.add_argument("--train", help="text for MS; by default the run's training text")
+    parser.add_argument("--train", help="text for MS and gates; by default the run's training text")
     parser.add_argument("--out", type=Path, required=True, help="JSON file, written after each result")
     parser.add_argument("--past", type=int, default=8192, help="tokens in the cache")
     parser.add_argument("--batch_size", type=int, default=16, help="windows at a time, except in dynamic evaluation")
+    parser.add_argument("--gate_steps", type=int, default=300, help="steps of 64 windows to fit recall's gates")
     parser.add_argument("--selection", type=int, default=65536, help="validation tokens for dynamic evaluation")
     parser.add_argument("--statistics", type=int, default=256, help="training windows for MS")
     parser.add_argument("--limit", type=int, help="score only the first tokens of each test text")
@@ -308,11 +384,12 @@ def main() -> None:
     texts = (args.validation, args.train or checkpoint.config.data.train, *args.test)
     validation, train, *tests = (open_tokens(text, tokenizer) for text in texts)
     report: dict[str, Any] = {
-        "what": "continuous cache and dynamic evaluation on a finished model", "checkpoint": str(checkpoint.path),
+        "what": "recall's gates, continuous cache and dynamic evaluation on a finished model",
+        "checkpoint": str(checkpoint.path),
         "model": config_to_dict(model.config), "parameters": model.parameter_count(), "train": train.identity,
         "validation": validation.identity, "revision": revision(), "hardware": describe(device), "streams": "corpus",
         "precision": PRECISION.get(device.type, "float32"),
-        "settings": {name: getattr(args, name) for name in ("past", "batch_size", "selection", "statistics", "limit")},
+        "settings": {name: getattr(args, name) for name in SETTINGS},
         "selected": {}, "rows": [],
     }  # fmt: skip
 

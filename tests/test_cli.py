@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from logpast import cli, generation
@@ -530,6 +531,20 @@ def test_batches_and_models_that_cannot_fit_are_refused_at_once(
     for command in (["eval", "--checkpoint", tiny_run], ["analyze", tiny_run, "--out", tmp_path / "analysis"]):
         error = error_of(capsys, *command, "--data", tmp_path / "unseen.txt", "--batch_size=1000")
         assert "batch_size (1,000)" in error
+
+
+@pytest.mark.parametrize(
+    "words", ["eval --data {text} --checkpoint", "analyze --data {text} --limit 9 --out {out}", "generate --checkpoint"]
+)
+def test_small_models_use_one_thread(
+    words: str, tiny_run: Path, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = list[int]()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    assert run(*words.format(text=books / "0.txt", out=tmp_path / "out").split(), tiny_run) == 0
+    assert (set(used[::2]), set(used[1::2])) == ({1}, {3})
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -29,6 +29,7 @@ from logpast.models import (
     build,
 )
 from logpast.models.base import ModelConfig
+from logpast.training.checkpoint import find_checkpoint
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
 from logpast.util.errors import UserError
@@ -319,6 +320,8 @@ def test_input_that_is_not_utf8_is_reported(trained: Path, monkeypatch: pytest.M
         {"samples": 0},
         {"samples": -1},
         {"stop": ["a", ""]},
+        {"recall_limit": 0.0},
+        {"recall_limit": 1.5},
         {"interactive": True, "samples": 2},
         {"interactive": True, "prompt_file": "-"},
     ],
@@ -326,6 +329,16 @@ def test_input_that_is_not_utf8_is_reported(trained: Path, monkeypatch: pytest.M
 def test_illegal_options_are_named(wrong: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         generate(tmp_path, **wrong)
+
+
+def test_a_limit_on_copies_is_for_models_with_recall(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="recall_limit"):
+        generate(trained, recall_limit=0.5)
+    config = replace(find_checkpoint(trained).config, run=tmp_path / "run", steps=1)
+    train(replace(config, model=replace(config.model, recall=50)))
+    # untrained gates give n = 0 and longer matches in a repetitive prompt most of the weight
+    texts = [generate(config.run, "And God " * 20, tokens=30, seed=1, recall_limit=limit) for limit in (1, 1e-9)]
+    assert texts[0] != texts[1]
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:

@@ -267,6 +267,33 @@ def _controls(results: Path) -> str:
     return as_markdown(Table(heads, rows))
 
 
+def _recall_pilots(results: Path) -> str:
+    """One row per form, best first: loss on both validation texts, and their mean minus that of the form `base`."""
+    log = (results / "logs" / "recall-pilots" / "validation.jsonl").read_text(encoding="utf-8")
+    validation = {line["run"]: line["validation_loss"] for line in map(ledger.parse_json, log.splitlines())}
+    losses = {
+        row["run"]: (validation[row["run"]], math.log(row["scores"]["ppl_token"]))
+        for row in _rows(results, "recall-pilots")
+    }
+    means = {run: statistics.mean(pair) for run, pair in losses.items()}
+    lines = [
+        [*run.rsplit("-seed", 1), *(f"{loss:.4f}" for loss in losses[run]),
+         f"{means[run] - means['base-seed' + run[-1]]:+.4f}"]
+        for run in sorted(losses, key=lambda run: (run[-1], means[run]))
+    ]  # fmt: skip
+    return as_markdown(Table(["form", "seed", "WikiText-103 validation", "wiki22k:rest[:500]", "mean − base"], lines))
+
+
+def _recall_price(results: Path) -> str:
+    table = read_table(results, "recall_train_gpu")
+    ms, ratio = {row["case"]: row["ms"] for row in table["rows"]}, table["step_time_ratios"]
+    return (
+        f"control {ms['delta']:.2f} ms; with recall of 8,192 tokens {ms['recall']:.2f} ms, "
+        f"{ratio['recall / delta']:.3f} times; of 1,048,576 tokens {ms['recall-1m']:.2f} ms, "
+        f"{ratio['recall-1m / recall']:.3f} times that"
+    )
+
+
 # Comparisons with the baselines
 
 
@@ -493,6 +520,8 @@ VIEWS: dict[str, View] = {
     "score-gpu": _score_gpu,
     "fast-step": _fast_step,
     "controls": _controls,
+    "recall-pilots": _recall_pilots,
+    "recall-price": _recall_price,
     **{file: partial(_comparison, file=file) for file in COMPARISONS},
     "rivals-pg19-short": _comparison_short,
     "rivals-pg19-speeds": _speeds,

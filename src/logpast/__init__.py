@@ -1,6 +1,6 @@
 """logpast: log-compressed memory for transformers.
 
-    from logpast import FilterBank, LogMemory                             # the memory alone, for your own model
+    from logpast import FilterBank, LogMemory, Recall, RecallForm         # the memories alone, for your own model
     from logpast import TrainConfig, prepare, train, evaluate, generate   # the commands as functions
 
 Names are imported on first use, so that `import logpast` is fast.
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from logpast.memory import LogMemory
     from logpast.models import LogMemoryConfig, RecentConfig, build
     from logpast.paper.filters_figure import draw_filters
+    from logpast.recall import Recall, RecallForm
     from logpast.sweeps.sweep import sweep
     from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
     from logpast.training.loop import train
@@ -40,6 +41,7 @@ _MODULES = {
     "logpast.generation": ("generate",),
     "logpast.memory": ("LogMemory",),
     "logpast.models": ("LogMemoryConfig", "RecentConfig", "build"),
+    "logpast.recall": ("Recall", "RecallForm"),
     "logpast.evaluation.scoring": ("score",),
     "logpast.training.config": ("DataConfig", "OptimizerConfig", "TrainConfig"),
     "logpast.training.loop": ("train",),
@@ -52,6 +54,8 @@ __all__ = [
     "LogMemory",
     "LogMemoryConfig",
     "OptimizerConfig",
+    "Recall",
+    "RecallForm",
     "RecentConfig",
     "TokenStore",
     "TrainConfig",

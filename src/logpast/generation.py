@@ -18,15 +18,16 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from logpast.data import Tokenizer, text_files
 from logpast.models import LanguageModel, Recurrent, Transformer
-from logpast.models.base import State
+from logpast.models.base import State, check_limit
 from logpast.models.decoder import KeyValueCache
-from logpast.recall import Past, RecallForm
+from logpast.recall import RecallForm
+from logpast.recall.index import occurrences
+from logpast.recall.matching import latest
 from logpast.training.checkpoint import find_checkpoint
 from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
@@ -51,6 +52,7 @@ def generate(
     seed: int = 0,
     echo: bool = True,
     interactive: bool = False,
+    recall_limit: float | None = None,
     device: str = "auto",
 ) -> str | list[str]:
     """Generate text from a prompt with a trained model. Text appears as it is generated.
@@ -84,6 +86,8 @@ def generate(
             repeats your lines.
         interactive: read lines from the terminal or standard input and continue after each; see above. A prompt is the
             first line.
+        recall_limit: of a model with recall, how much of each prediction may come from copies, above 0 and at most 1;
+            by default as trained. Less avoids verbatim repetition.
         device: auto, cpu, cuda or mps.
 
     Returns:
@@ -92,6 +96,8 @@ def generate(
     """
     stop = [_valid_utf8(text) for text in stop or []]
     _check_options(tokens, temperature, top_k, top_p, stop, samples, seed)
+    if recall_limit is not None:
+        check_limit("recall_limit", recall_limit)
     if interactive and (samples is not None or str(prompt_file) == "-"):
         raise UserError(f"interactive cannot be used with {'samples' if samples is not None else 'prompt_file -'}")
     if prompt_file is not None:
@@ -102,6 +108,10 @@ def generate(
     found = find_checkpoint(checkpoint)
     tokenizer = found.load_tokenizer()
     model = found.load_model().to(pick_device(device)).eval()
+    if recall_limit is not None:
+        if not model.config.recall:
+            raise UserError(f"recall_limit is for models with recall, and {checkpoint} has none; leave it out")
+        model.recall.limit = recall_limit
     count = samples or 1
     reader = Reader(model, [[tokenizer.eot] for _ in range(count)])
     randoms = [torch.Generator().manual_seed(seed + number) for number in range(count)]
@@ -199,7 +209,7 @@ class Reader:
     def __init__(self, model: LanguageModel, streams: list[list[int]]) -> None:
         self.model, self.streams = model, streams
         self.read: tuple[int, Any] = 0, None  # how many tokens, and what is kept of them; one value, if interrupted
-        self.pasts: list[Past] | None = None  # for recall; None while they are changed, if interrupted
+        self.recalled: tuple[Tensor, Tensor] | None = None  # for recall: ids (N, T) and their followers (N, T, orders)
 
     def extend(self, tokens: list[int]) -> None:
         """Append the same tokens to all streams."""
@@ -212,38 +222,44 @@ class Reader:
             del stream[length:]
         if self.read[0] >= length:
             self.read = 0, None
-        self.pasts = None
+        if self.recalled:
+            self.recalled = self.recalled[0][:, :length], self.recalled[1][:, :length]
 
     @torch.inference_mode()
     def logits(self) -> Tensor:
         """Logits (N, V) of the next token of each stream, on the CPU."""
         if form := self.model.config.recall_form:
-            self._remember(form)
+            self.recalled = self._append(form)
         if isinstance(self.model, Recurrent):
             hidden = self._read_segments(self.model, *self.read)
         else:
             assert isinstance(self.model, Transformer)
             hidden = self._read_window(self.model, *self.read)
-        logits = self.model.logits(hidden).float().cpu()
-        if self.pasts is None:
-            return logits
-        rows = zip(hidden, logits, self.pasts, strict=True)  # the logarithm of the mixture takes the logits' place
-        return torch.stack([self.model.recall.mix(last, own, past.look()) for last, own, past in rows])
+        logits = self.model.logits(hidden).float()
+        if self.recalled:  # the logarithm of the mixture takes the logits' place
+            own = logits.log_softmax(-1).unsqueeze(1)
+            logits = self.model.recall.log_probs(hidden.unsqueeze(1), own, self.recalled[0]).squeeze(1)
+        return logits.cpu()
 
-    def _remember(self, form: RecallForm) -> None:
-        """Append to the pasts what was appended to the streams."""
-        pasts, self.pasts = self.pasts, None
-        pasts = pasts or [Past(form.orders, form.edges, self.model.table.num_embeddings) for _ in self.streams]
-        for past, stream in zip(pasts, self.streams, strict=True):
-            past.push(stream[1 + len(past) :])  # without end-of-text
-        self.pasts = pasts
+    def _append(self, form: RecallForm) -> tuple[Tensor, Tensor]:
+        """The ids of the streams and their followers. End-of-text at the start is a missing token."""
+        device, rows = self.model.table.weight.device, len(self.streams)
+        ids, followers = self.recalled or (torch.full((rows, 1), -1), torch.full((rows, 1, form.orders), -1))
+        known = ids.shape[1]
+        new = torch.tensor([stream[known:] for stream in self.streams], dtype=torch.int64, device=device)
+        ids, followers = torch.cat([ids.to(device), new], dim=1), followers.to(device)
+        if new.shape[1] == 1:
+            found = latest(ids, form.orders, form.reach).unsqueeze(1)
+        else:
+            stream = torch.arange(rows, device=device).repeat_interleave(ids.shape[1])
+            found = occurrences(ids.flatten(), stream, form.orders, [form.reach]).followers
+            found = found.view(rows, -1, form.orders)[:, known:]
+        return ids, torch.cat([followers, found], dim=1)
 
     def _inputs(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
         """The ids (N, T) at positions start … stop − 1, and their followers for recall."""
-        device, form, followers = self.model.table.weight.device, self.model.config.recall_form, None
-        if self.pasts is not None and form is not None and form.input:
-            found = [past.latest(start - 1, stop - 1) for past in self.pasts]
-            followers = torch.from_numpy(np.stack(found)).to(device)
+        form, device = self.model.config.recall_form, self.model.table.weight.device
+        followers = self.recalled[1][:, start:stop] if self.recalled and form and form.input else None
         return torch.tensor([stream[start:stop] for stream in self.streams], device=device), followers
 
     def _read_window(self, model: Transformer, read: int, before: KeyValueCache | None) -> Tensor:

@@ -1,6 +1,7 @@
 """Tiny models of several systems, and a finished analysis of one of them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file
 from logpast.analysis.analyze import analyze
 from logpast.cli import main
 from logpast.data import TokenStore
+from logpast.data.prepare import prepare
 from logpast.models import LogMemoryConfig, ModelConfig, RecentConfig, TransformerXLConfig
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
@@ -22,7 +24,22 @@ MODELS: dict[str, ModelConfig] = {
     "control": RecentConfig(slots=5, **SIZES),
     "plain": RecentConfig(slots=0, **SIZES),
     "xl": TransformerXLConfig(memory=8, **SIZES),
+    "recall": RecentConfig(slots=5, recall=32, recall_orders=2, recall_bins=2, **SIZES),
+    "xl recall": TransformerXLConfig(memory=8, recall=32, recall_orders=1, recall_bins=2, **SIZES),
 }
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory, books: Path) -> TokenStore:
+    """Enough documents for intervals, also within the first 205 tokens: pieces of a book, and whole books."""
+    folder = tmp_path_factory.mktemp("pieces")
+    words = (books / "2.txt").read_text().split()
+    for number in range(12):
+        (folder / f"{number:02}.txt").write_text(" ".join(words[6 * number : 6 * number + 5 + number % 2]))
+    for number in range(2):
+        shutil.copy(books / f"{number}.txt", folder / f"whole-{number}.txt")
+    (made,) = prepare([str(folder)], tmp_path_factory.mktemp("store") / "pieces", tokenizer="bpe-300", workers=1)
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -53,10 +70,24 @@ def done_control(runs: dict[str, Path], store: TokenStore, tmp_path_factory: pyt
     return out
 
 
+@pytest.fixture(scope="session")
+def done_recall(runs: dict[str, Path], store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished analysis of a model with recall, with a control that has none."""
+    out = tmp_path_factory.mktemp("done_recall") / "analysis"
+    analyze(runs["recall"], str(store.path), runs["control"], out, limit=205, finest=1, device="cpu")
+    return out
+
+
 @pytest.fixture
 def result(done: Path) -> dict[str, Any]:
     """The content of a finished analysis.json."""
     content: dict[str, Any] = json.loads((done / "analysis.json").read_text())
+    return content
+
+
+@pytest.fixture
+def result_recall(done_recall: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((done_recall / "analysis.json").read_text())
     return content
 
 

@@ -81,6 +81,16 @@ def test_summary_compares_losses_in_words(
     assert str(tmp_path / "out" / "report.html") in printed
 
 
+@pytest.mark.usefixtures("no_plots")
+def test_summary_of_a_model_with_recall_has_its_gain_and_its_gate(
+    runs: dict[str, Path], store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = analyze(runs["xl recall"], str(store.path), out=tmp_path / "out", limit=50, finest=1, device="cpu")
+    printed, part = capsys.readouterr().out, result["recall"]
+    assert f"loss against own, no recall    {in_words(-part['gain']['all']['gain']['nats'][0])}" in printed
+    assert f"weight of recall's copies      {part['gate']['weight']:.1%} on average; below 1 % at" in printed
+
+
 def test_description_identifies_the_weights(result: dict[str, Any], runs: dict[str, Path]) -> None:
     for name, run, slots in (("model", "memory", 17), ("control", "control", 5)):
         file = find_checkpoint(runs[run]).path / "model.safetensors"

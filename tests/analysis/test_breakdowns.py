@@ -3,7 +3,7 @@
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from logpast.analysis import probes
 from logpast.analysis.analyze import analyze
 from logpast.analysis.schema import WAYS
 from logpast.data import TokenStore, open_tokens
@@ -201,19 +200,23 @@ def partly_unseen(books: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_in_vocabulary_documents_and_others(
-    runs: dict[str, Path], partly_unseen: Path, result: dict[str, Any], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    runs: dict[str, Path], books: Path, result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "absent" in result["documents"]
-    out, text = tmp_path / "out", str(partly_unseen)
-    found = analyze(runs["memory"], text, runs["control"], out, limit=10**6, finest=8, device="cpu")["documents"]
-    assert (found["familiar"]["documents"], found["others"]["documents"]) == (2, 1)
+    out, folder = tmp_path / "out", tmp_path / "texts"
+    folder.mkdir()
+    lines = (books / "0.txt").read_text().splitlines(keepends=True)
+    for number in range(20):  # every other one has no token of the training text
+        text = "".join(lines[: 1 + number // 2 % 4]) if number % 2 == 0 else "ÄÖÜ " * number
+        (folder / f"{number:02}.txt").write_text(text)
+    found = analyze(runs["memory"], str(folder), runs["control"], out, limit=10**6, finest=1, device="cpu")["documents"]
+    assert (found["familiar"]["documents"], found["others"]["documents"]) == (10, 10)
     nats = load_file(out / "nats.safetensors")
-    known = np.ones(len(nats["model"]), bool)
-    scored = open_tokens(text, find_checkpoint(runs["memory"]).load_tokenizer())
-    documents, blocks = scored.documents, probes.bootstrap_groups(scored, len(scored), 8)[0]
-    known[documents.start[1] : documents.start[1] + documents.tokens[1]] = False
+    scored = open_tokens(str(folder), find_checkpoint(runs["memory"]).load_tokenizer())
+    document = np.repeat(np.arange(20), scored.documents.tokens)
+    known = document % 2 == 0
     for name, here in (("familiar", known), ("others", ~known)):
         part, gain = found[name], (nats["control"] - nats["model"])[here]
         assert part["all"]["tokens"] == [here.sum()] == [sum(part["position"]["tokens"])]
@@ -225,13 +228,37 @@ def test_in_vocabulary_documents_and_others(
         assert part["cut"]["increase"][2] == mean(increase[here])
         intervals = ((increase[here], part["cut"]["interval"][2]), (gain, part["all"]["gain"]["interval"][0]))
         for values, interval in intervals:
-            by_hand = metrics.by_kind(values, np.zeros(here.sum(), np.int64), 1, blocks[here])
+            by_hand = metrics.by_kind(values, np.zeros(here.sum(), np.int64), 1, document[here])
             assert interval == pytest.approx(by_hand["interval"][0], abs=1e-5)
         assert part["cut"]["tokens"] == here.sum()
     page, printed = (out / "report.html").read_text(), capsys.readouterr().out
     assert "<h2>In-vocabulary documents and others</h2>" in page
     assert f"{-found['others']['all']['gain']['nats'][0]:+.4f}" in page
-    assert "2 in-vocabulary" in printed
+    assert "10 in-vocabulary" in printed
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_fewer_than_ten_documents_have_no_interval(runs: dict[str, Path], partly_unseen: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = analyze(runs["memory"], str(partly_unseen), runs["control"], out, limit=100, finest=2, device="cpu")
+    assert "too few documents (3)" in result["intervals"]
+    assert "too few documents (1)" in result["lags"]["intervals"]
+    assert {str(value) for value in intervals_of(result)} == {"None"}
+    page = (out / "report.html").read_text()
+    assert "[+" not in page
+    assert "[-" not in page
+    assert "% interval" not in page
+    assert f"Cutting off the whole past changes the loss by {result['lags']['cut']['increase'][0]:+.4f}." in page
+
+
+def intervals_of(part: Any) -> Iterator[Any]:
+    """All intervals of an analysis."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            if name == "interval":
+                yield from value if isinstance(value, list) else [value]
+            else:
+                yield from intervals_of(value)
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -246,7 +273,6 @@ def test_documents_beyond_the_limit_have_no_changed_past(
     scored = open_tokens(str(partly_unseen), find_checkpoint(runs["memory"]).load_tokenizer()).documents
     assert documents["others"]["position"]["tokens"][0] == -(-scored.tokens[1] // 8)  # its own windows
     assert "in-vocabulary, 20 tokens" in (tmp_path / "out" / "report.html").read_text()
-    assert documents["familiar"]["all"]["model"]["interval"] is not None
 
 
 @pytest.mark.usefixtures("no_plots")

@@ -167,3 +167,45 @@ def test_older_analyses_without_documents_and_tokens_are_drawn(result: dict[str,
     page = draw(result)
     assert "<h2>In-vocabulary" not in page
     assert "<h2>Tokens where" not in page
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_recall_has_a_section_with_its_numbers(result_recall: dict[str, Any]) -> None:
+    page, part = draw(result_recall), result_recall["recall"]
+    assert "<h2>Recall</h2>" in page
+    assert "recall 32</td>" in page
+    everything = part["gain"]["all"]
+    (row,) = rows_of(page, "all tokens")
+    assert row[2:4] == [f"{everything[name]['nats'][0]:.4f}" for name in ("model", "control")]
+    assert row[4].startswith(f"{-everything['gain']['nats'][0]:+.4f} [")
+    orders, lags = rows_of(page, "length of the match"), rows_of(page, "lag of the match")
+    assert [row[1] for row in orders + lags] == ["0", "1", "2", "1–8", "9–32"]
+    assert orders[1][3] == f"{part['components']['by_order']['weight'][1]:.2%}"
+    best = part["passages"]["gained"][0]
+    assert f"length {best['order']}, lag {('1–8', '9–32')[best['lag_bin']]}" in page
+    assert f"<td>{-best['gain']:+.2f}</td>" in page
+    assert "Recall is not changed" in text_of(page)
+
+
+@pytest.mark.usefixtures("no_plots")
+@pytest.mark.parametrize(
+    ("closed", "opened", "warning"),
+    [(0.995, 0.0, "practically never opens"), (0.0, 0.995, "is practically always open"), (0.9, 0.1, None)],
+)
+def test_gate_of_recall_that_is_always_the_same_is_a_warning(
+    closed: float, opened: float, warning: str | None, result_recall: dict[str, Any]
+) -> None:
+    result_recall["recall"]["gate"] |= {"closed": closed, "open": opened}
+    text = text_of(draw(result_recall))
+    assert f"below 1 % at {closed:.1%} of the tokens, above 99 % at {opened:.1%}" in text
+    assert ("Warning: the gate" in text) == (warning is not None)
+    assert warning is None or warning in text
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_texts_of_recalls_passages_are_escaped(result_recall: dict[str, Any]) -> None:
+    result_recall["recall"]["passages"]["lost"][0] |= {"before": "a <script>\n", "token": " <b>"}
+    page = draw(result_recall)
+    assert "<script>" not in page
+    assert "a &lt;script&gt;⏎" in page
+    assert "<code>␣&lt;b&gt;</code>" in page

@@ -3,8 +3,10 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.container import ErrorbarContainer
 
 from logpast.analysis import plots
 from logpast.reporting import palette
@@ -34,6 +36,13 @@ def test_bars_are_below_zero_where_the_loss_is_lower_than_the_controls() -> None
     (axis,) = plots.last_seen_plot(last_seen([4, 4, 4]), {}).axes
     assert [bar.get_height() for bar in axis.patches] == [0.25, -0.1, -0.5]  # never comes last
     assert "below 0: lower loss" in axis.get_ylabel()
+
+
+def test_bars_without_an_interval_have_no_marks_of_one() -> None:
+    (axis,) = plots.last_seen_plot(last_seen([4, 4, 4]), {}).axes
+    (bars,) = (each for each in axis.containers if isinstance(each, ErrorbarContainer))
+    _, caps, _ = bars
+    assert [np.isfinite(np.asarray(cap.get_ydata(), float)).tolist() for cap in caps] == [[True, False, False]] * 2
 
 
 def test_never_is_the_last_bar_and_rare_bins_are_left_out() -> None:
@@ -76,3 +85,21 @@ def test_slots_are_drawn_at_the_lag_of_their_peak(result: dict[str, Any]) -> Non
     points = axis.containers[0].lines[0]
     assert list(points.get_xdata()) == result["slots"]["lag"]
     assert list(points.get_ydata()) == result["slots"]["increase"]
+
+
+def test_cells_of_recalls_heat_maps_are_orders_by_lags(result_recall: dict[str, Any]) -> None:
+    part = result_recall["recall"]
+    weight, share, calibration = plots.recall_plot(part).axes
+    for axis, name in ((weight, "weight"), (share, "share")):
+        cells = {text.xy: text.get_text() for text in axis.texts}
+        assert cells == {(x, y): f"{part['components'][name][y][x]:.1%}" for x in range(2) for y in range(3)}
+        assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1–8", "9–32"]
+    line = calibration.lines[-1]
+    gate = part["gate"]["calibration"]
+    assert (list(line.get_xdata()), list(line.get_ydata())) == (gate["weight"], gate["share"])
+
+
+def test_gain_of_recall_is_drawn_below_zero_where_the_loss_is_lower(result_recall: dict[str, Any]) -> None:
+    gain = result_recall["recall"]["gain"]
+    left, _ = plots.recall_gain_plot(gain).axes
+    assert [bar.get_height() for bar in left.patches] == [-nats for nats in gain["position"]["gain"]["nats"]]

@@ -179,16 +179,3 @@ def test_last_occurrence_matches_a_search(texts: list[list[int]], window: int, s
 @pytest.mark.parametrize(("largest", "begins"), [(-1, []), (0, []), (1, [1]), (7, [1, 2, 4]), (8, [1, 2, 4, 8])])
 def test_powers_of_two(largest: int, begins: list[int]) -> None:
     assert probes.powers_of_two(largest) == begins
-
-
-def test_bootstrap_groups_are_documents_or_blocks_of_whole_windows() -> None:
-    store = store_of(*[3, 5] * 10)
-    groups, what = probes.bootstrap_groups(store, len(store), 4)
-    assert what == "20 documents"
-    assert groups.tolist() == [i for i in range(20) for _ in range((3, 5)[i % 2])]
-    assert probes.bootstrap_groups(store, 40, 4)[1] == "10 documents"
-    groups, what = probes.bootstrap_groups(store, 35, 4)  # nine documents
-    assert what.startswith("9 blocks of 4 tokens in 9 documents, too few")
-    groups, what = probes.bootstrap_groups(store_of(1030), 1030, 4)
-    assert what.startswith("43 blocks of 24 tokens in 1 document")
-    assert groups.tolist() == [i // 24 for i in range(1030)]

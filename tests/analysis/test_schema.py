@@ -78,3 +78,24 @@ def test_value_that_older_analyses_lack_may_be_missing(place: str, result: dict[
     *path, last = place.split(".")
     del reduce(getitem, path, result)[last]
     validate(result)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("gain.all.gain", None),
+        ("gain.equals.kinds", ["one"]),
+        ("components.own.weight", "1"),
+        ("components.weight", [1.0]),
+        ("components.by_lag.to", [8]),
+        ("gate.open", None),
+        ("gate.calibration.share", [0.5] * 99),
+        ("passages.gained", [{"token": "x"}]),
+    ],
+)
+def test_wrong_value_of_recall_is_named(place: str, value: object, result_recall: dict[str, Any]) -> None:
+    validate(result_recall)
+    *path, last = place.split(".")
+    reduce(getitem, path, result_recall["recall"])[last] = value
+    with pytest.raises(ValueError, match=rf"recall\.{place.split('.')[0]}"):
+        validate(result_recall)

@@ -162,6 +162,24 @@ def test_scoring_the_training_text_is_a_warning_and_recorded(
     assert "1 of its 2 documents" in scores["training_overlap"]
 
 
+def test_tokens_that_never_occur_in_the_training_text_are_counted_if_it_is_there(
+    run: Path, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over all tokens, also where the paper's accounting leaves some out."""
+    (folder := tmp_path / "texts").mkdir()
+    shutil.copy(books / "2.txt", folder / "a.txt")
+    (folder / "b.txt").write_text("ÿ" * 20)
+    counts = evaluate(run, str(folder), record=tmp_path / "rows.jsonl")["by_document"]
+    assert counts["unseen"] == [0, counts["tokens"][1]]
+    assert ledger.read(tmp_path / "rows.jsonl")[0]["scores"]["by_document"] == counts
+    monkeypatch.setattr(evaluation, "_scored_span", lambda *_: slice(100))
+    paper = evaluate(run, str(folder), accounting="paper")
+    assert paper["all"]["by_document"]["unseen"] == counts["unseen"]
+    assert "unseen" not in paper["by_document"]
+    monkeypatch.setattr(evaluation, "open_training_text", lambda *_: None)
+    assert "unseen" not in evaluate(run, str(folder))["by_document"]
+
+
 def test_a_damaged_training_text_does_not_prevent_scoring(
     run: Path, books: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,8 @@ STATELESS = pytest.mark.parametrize("config", [MEMORY, CONTROL], ids=["log_memor
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("window", 0), ("layers", 0), ("heads", 3), ("width", 15), ("mlp", 0), ("vocabulary", 0)]
+    ("name", "value"),
+    [("window", 0), ("layers", 0), ("heads", 3), ("width", 15), ("mlp", 0), ("vocabulary", 0), ("recall_limit", 0.0)],
 )
 def test_illegal_sizes_are_refused_by_name(name: str, value: int) -> None:
     with pytest.raises(UserError, match=rf"model\.{name}"):
@@ -140,5 +141,5 @@ def test_with_recall_losses_do_not_depend_on_later_tokens_or_the_batch_size(syst
 
 
 def test_state_bytes_count_what_recall_keeps() -> None:
-    plain, recalling = (build(dataclasses.replace(CONTROL, recall=reach, recall_bins=1)) for reach in (0, 50))
-    assert recalling.state_bytes - plain.state_bytes == 8 * 50 + 8 * recalling.table.num_embeddings
+    plain, recalling = (build(dataclasses.replace(CONTROL, recall=reach)) for reach in (0, 50))
+    assert recalling.state_bytes - plain.state_bytes == 4 * (50 - plain.history)

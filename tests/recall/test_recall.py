@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from logpast.recall import Past, Recall, RecallForm, index, naive
+from logpast import recall as recall_module
+from logpast.recall import Recall, RecallForm, index, naive
 
 
 @pytest.fixture
@@ -22,18 +23,47 @@ def test_edges_are_log_spaced_and_end_at_the_reach() -> None:
     assert RecallForm(3, bins=4).edges == [1, 2, 3]
 
 
-def test_probabilities_sum_to_one_and_the_loss_of_a_target_is_that_of_the_mixture(recall: Recall) -> None:
-    stream = np.random.default_rng(0).integers(0, 6, 50).tolist()
-    edges, orders = recall.form.edges, recall.form.orders
-    past = Past(orders, edges, 6)
-    past.push(stream)
-    hidden, logits = torch.randn(8).double(), torch.randn(6).double()
-    mixed = recall.mix(hidden, logits, past.look())
-    assert float(mixed.exp().sum()) == pytest.approx(1, abs=1e-12)
-    for target in range(6):
-        counts = torch.from_numpy(naive.counts([*stream, target], orders, edges)[-1])
-        loss = recall(hidden, -logits.log_softmax(0)[target], counts)
-        assert loss.item() == pytest.approx(-mixed[target].item(), abs=1e-12)
+@pytest.mark.parametrize("limit", [1, 0.3])
+@pytest.mark.parametrize("at_once", [1, 200, 10**6])
+def test_log_probabilities_are_those_of_the_definition_and_sum_to_one(
+    recall: Recall, limit: float, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recall_module, "COMPARISONS", at_once)
+    recall.limit = limit
+    ids, edges, orders = np.random.default_rng(0).integers(-1, 6, (2, 60)), recall.form.edges, recall.form.orders
+    hidden, own = torch.randn(2, 7, 8).double(), torch.randn(2, 7, 6).double().log_softmax(-1)
+    mixed = recall.log_probs(hidden, own, torch.from_numpy(ids))
+    torch.testing.assert_close(mixed.exp().sum(-1), torch.ones(2, 7).double(), rtol=0, atol=1e-12)
+    for row, query in np.ndindex(2, 7):
+        found = naive.followers(ids[row, : 54 + query].tolist(), orders, edges, 6)
+        matches = torch.from_numpy(found.sum(-1))
+        weights = recall.log_weights(hidden[row, query], matches).exp()
+        share = torch.from_numpy(found).double() / matches.clamp(min=1).unsqueeze(-1)
+        expected = weights[0] * own[row, query].exp() + weights[1:] @ share.flatten(0, 1)
+        torch.testing.assert_close(mixed[row, query], expected.log())
+        assert limit == 1 or weights[1:].sum() < limit + 1e-9
+
+
+@pytest.mark.parametrize("limit", [1, 0.3])
+def test_the_loss_of_each_target_is_that_of_the_whole_mixture(recall: Recall, limit: float) -> None:
+    recall.limit = limit
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, 6, (2, 60)))
+    ids[1, :9] = -1  # padding
+    hidden, own = torch.randn(2, 60, 8).double(), torch.randn(2, 60, 6).double().log_softmax(-1)
+    mixed = recall.log_probs(hidden, own, ids)[:, 9:-1].gather(2, ids[:, 10:, None]).squeeze(2)
+    nats = -own[:, 9:-1].gather(2, ids[:, 10:, None]).squeeze(2)
+    torch.testing.assert_close(recall(hidden[:, 9:-1], nats, recall.count(ids)[:, 10:]), -mixed)
+
+
+def test_a_limit_leaves_smaller_weights_as_they_are(recall: Recall) -> None:
+    hidden, matches = torch.randn(200, 8).double(), torch.randint(0, 3, (200, 3, len(recall.form.edges)))
+    free = recall.log_weights(hidden, matches)
+    recall.limit = 0.6
+    bounded = recall.log_weights(hidden, matches)
+    below = free[:, 1:].exp().sum(-1) <= 0.6
+    assert 0 < below.sum() < 200
+    torch.testing.assert_close(bounded[below], free[below])
+    torch.testing.assert_close(bounded[~below, 1:].exp().sum(-1), torch.full((int((~below).sum()),), 0.6).double())
 
 
 def test_without_matches_the_model_is_unchanged(recall: Recall) -> None:

@@ -1,4 +1,4 @@
-"""benchmarks/adaptive_baselines.py: continuous cache and dynamic evaluation, against their definitions."""
+"""benchmarks/adaptive_baselines.py: recall within attention, continuous cache, dynamic evaluation: as defined."""
 
 import json
 import math
@@ -16,6 +16,7 @@ from logpast.data import TokenStore
 from logpast.evaluation.evaluate import evaluate
 from logpast.evaluation.scoring import score
 from logpast.models import RecentConfig, Transformer, build
+from logpast.recall import Recall, RecallForm, naive
 from logpast.training.config import TrainConfig
 from logpast.training.loop import train
 
@@ -52,6 +53,25 @@ def cached(model: Transformer, store: TokenStore, setting: Setting) -> Array:
 def adapted(model: Transformer, store: TokenStore, rule: str, **changes: float) -> Array:
     squares = [torch.full_like(weight, 0.04) for weight in model.parameters()] if rule == "RMS" else None
     return baselines.dynamic_evaluation(model, baselines.windows_of(model, store, 1), squares, RATES | changes)
+
+
+def recalled(model: Transformer, store: TokenStore, within_attention: bool) -> Array:
+    torch.manual_seed(1)
+    recall = Recall(8, RecallForm(20, orders=2, bins=2)).double()
+    torch.nn.init.normal_(recall.weight)
+    batches = baselines.windows_of(model, store, 3, recall=recall.form)
+    losses = [baselines.recall_losses(model, recall, batch, within_attention) for batch in batches]
+    return torch.cat(losses).detach().numpy()
+
+
+def test_counts_within_attention_are_those_of_the_visible_tokens(model: Transformer) -> None:
+    form = RecallForm(20, orders=2, bins=2)
+    (batch,) = baselines.windows_of(model, text(), 100)
+    found = baselines.counts_within_attention(model, batch, form)
+    for row, place in np.ndindex(*batch.targets.shape):
+        if (target := int(batch.targets[row, place])) >= 0:
+            visible = [*batch.history[row].tolist(), *batch.tokens[row, : place + 1].tolist(), target]
+            assert np.array_equal(found[row, place], naive.counts(visible, form.orders, form.edges)[-1])
 
 
 @pytest.mark.parametrize("normalised", [True, False])
@@ -105,12 +125,14 @@ def test_dynamic_evaluation_at_rate_zero_is_plain_scoring_and_restores_the_model
 def test_no_loss_depends_on_later_tokens(model: Transformer) -> None:
     methods = {
         "cache": lambda store: cached(model, store, {"normalised": True, "theta": 2.0}),
+        "recall": lambda store: recalled(model, store, within_attention=False),
+        "recall within attention": lambda store: recalled(model, store, within_attention=True),
         "SGD": lambda store: adapted(model, store, "SGD"),
         "RMS": lambda store: adapted(model, store, "RMS"),
     }
     for name, losses in methods.items():
         ours, others = losses(text()), losses(text(changed_from=30))
-        np.testing.assert_array_equal(ours[:30], others[:30], err_msg=name)
+        np.testing.assert_allclose(ours[:30], others[:30], rtol=1e-12, err_msg=name)
         assert (ours[30:] != others[30:]).all(), name
 
 
@@ -143,6 +165,7 @@ def test_plain_row_equals_eval_and_all_methods_are_written(
     train(replace(train_config, model=control_config, steps=4))
     text, out = str(train_config.data.train), tmp_path / "new" / "table.json"
     options = ["--validation", text, "--test", text, "--selection", "16", "--statistics", "2", "--past", "20"]
+    options += ["--gate_steps", "3"]
     monkeypatch.setattr(sys, "argv", ["", "--checkpoint", str(train_config.run), *options, "--out", str(out)])
     grids = {"SGD": {"rate": [0.1], "decay": [0.0]}, "RMS": {"rate": [1e-4], "epsilon": [1.0], "decay": [0.0]}}
     monkeypatch.setattr(baselines, "GRIDS", grids)
@@ -152,7 +175,8 @@ def test_plain_row_equals_eval_and_all_methods_are_written(
     row, *others = report["rows"]
     assert row["nats_per_token"] == pytest.approx(expected["nats"] / expected["tokens"], rel=1e-12)
     assert report["selected"]["cache"]["plain"] == pytest.approx(row["nats_per_token"], rel=1e-6)
-    assert [each["method"] for each in others] == ["cache", "dynamic evaluation, SGD", "dynamic evaluation, RMS"]
+    names = ["cache", "recall", "recall within attention", "dynamic evaluation, SGD", "dynamic evaluation, RMS"]
+    assert [each["method"] for each in others] == names
     assert others[0]["state_bytes"] == 20 * (16 + 1) * 4
     for each in others:
         difference = each["nats_per_token"] - row["nats_per_token"]

@@ -437,14 +437,17 @@ def test_a_batch_larger_than_the_text_is_noted(train_config: TrainConfig) -> Non
         run.close()
 
 
-def test_a_finished_run_needs_no_memory(train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_needs_no_memory_unless_it_is_extended(
+    train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may have been trained on a larger machine."""
     config = replace(train_config, steps=1)
     train(config)
     monkeypatch.setattr(memory_check, "memory_of", lambda device: 0)
     train(replace(config, resume="auto"))
-    with pytest.raises(UserError, match="training needs"):
-        train(replace(config, run=config.run.with_name("other")))
+    for more in (replace(config, resume="auto", steps=2), replace(config, run=config.run.with_name("other"))):
+        with pytest.raises(UserError, match="training needs"):
+            train(more)
 
 
 def test_speed_excludes_validation_and_seconds_include_earlier_parts(

@@ -3,8 +3,9 @@
 The text is scored once by the model, and once by the control if there is one. The loss of each token is then broken
 down by its position in the window, its frequency and its last occurrence. For the rest, the first `limit` tokens are
 scored many times: with each slot set to zero, with the past cut off, replaced or shuffled beyond a lag, and with
-overlapping windows. All numbers are means over tokens. Intervals are bootstraps over documents, or over blocks if there
-are few documents. Differences are between the losses of the same tokens.
+overlapping windows. A model with recall is also scored without it, and the weights of its components are recorded. All
+numbers are means over tokens. Intervals are bootstraps over documents; there are none with fewer than ten. Differences
+are between the losses of the same tokens.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from safetensors.numpy import save_file
 
 from logpast.analysis.breakdowns import Text, break_down
 from logpast.analysis.labels import difference
-from logpast.analysis.page import DOCUMENTS, draw
+from logpast.analysis.page import DOCUMENTS, describe_gate, draw
 from logpast.analysis.passes import Array, Control, FinishedPasses, Nats, Plan, finished_passes, plan_passes, run
+from logpast.analysis.recall import break_down_recall
 from logpast.analysis.saved import JSON, NATS, PAGE, SavedControl, folder_of, is_analysis, read_analysis, read_control
 from logpast.analysis.schema import FORMAT, WAYS
 from logpast.data import TokenStore, open_tokens
@@ -66,7 +68,9 @@ def analyze(
 
     The page breaks the loss, and its difference from a control's, down by position in the window, by token frequency
     and by where a token last occurred. It lists the tokens where the two differ most, and shows what each slot is
-    worth, how far back the past matters, and what overlapping windows bring.
+    worth, how far back the past matters, and what overlapping windows bring. Of a model with recall it also shows what
+    recall gains and where, which lengths and lags of matches it uses, whether its gate opens, and the passages that it
+    helped and hurt most.
 
     Examples:
         logpast analyze runs/memory --data wikitext103:test --control runs/control
@@ -82,8 +86,8 @@ def analyze(
         out: the folder to create, for report.html, analysis.json and nats.safetensors (the loss of every token in
             every pass); by default runs/ and the name of the run and -analysis. If the command is interrupted, the
             same command continues.
-        limit: number of tokens for the parts that score the text many times (slots, lags, strides): the first ones.
-            The whole text is scored once in any case.
+        limit: number of tokens for the parts that score the text many times (slots, lags, strides) or need much memory
+            (weights of recall): the first ones. The whole text is scored once in any case.
         finest: the stride of overlapping windows is halved until scoring costs this many times as much.
         counts: the text in which tokens are counted for their frequency; by default the training text if it is
             available, else the text itself.
@@ -134,6 +138,9 @@ def analyze(
         overlap = training_overlap(store, train_data, counted if counted.sha256 == train_data["sha256"] else None)
         text = Text(store, streams, counted, train_data["sha256"])
         parts = break_down(nats, text, model, other, probed, finest)
+        if model.config.recall:
+            parts["recall"] = break_down_recall(nats, text, model, probed)
+            del nats["recall"]  # weights, not losses
         about = {
             "format": FORMAT,
             "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -194,6 +201,7 @@ def _describe_model(found: Checkpoint, model: LanguageModel, store: TokenStore) 
     row = ledger.row(found, store, {})
     names = ("run", "step", "seed", "parameters", "train_tokens", "train_data", "trained_at_revision", "recipe_hash")
     sizes = {"window": model.window, "slots": getattr(model, "slots", 0), "history": model.history}
+    sizes |= {"recall": model.config.recall} if model.config.recall else {}
     return (
         {"system": system_of(found.config.model)} | sizes | {name: row[name] for name in names}
         | {"weights_sha256": sha256_of(found.path / "model.safetensors"), "recipe": row["recipe"]}
@@ -263,6 +271,9 @@ def _print_summary(result: dict[str, Any], out: Path) -> None:
         for key, name in DOCUMENTS.items():
             if part := result["documents"].get(key):
                 lines.append((f"  {part['documents']:,} {name}", _compared(part["all"])))
+    if recall := result.get("recall"):
+        lines.append(("loss against own, no recall", _compared(recall["gain"]["all"])))
+        lines.append(("weight of recall's copies", describe_gate(recall["gate"])))
     if "absent" not in result["slots"]:
         whole, lags = result["slots"]["all"], result["lags"]
         lines.append(("loss, all slots zero", in_words(whole["increase"], whole["interval"])))
@@ -279,6 +290,6 @@ def _print_summary(result: dict[str, Any], out: Path) -> None:
 
 
 def _compared(part: dict[str, Any]) -> str:
-    """The model's loss compared with the control's, over some of the documents."""
+    """The model's loss compared with the control's, over some of the documents, or with its own without recall."""
     own = difference(part["gain"])
     return in_words(own["nats"][0], own["interval"][0])

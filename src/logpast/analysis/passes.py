@@ -1,7 +1,8 @@
 """The passes over the text that an analysis consists of, and their nats.
 
 The model scores the text once, and so does the control if it is available. The first tokens are scored many times: with
-each slot set to zero, with the past cut off, replaced or shuffled beyond a lag, and with overlapping windows.
+each slot set to zero, with the past cut off, replaced or shuffled beyond a lag, and with overlapping windows. A model
+with recall scores the text once more without it, and the first tokens for the weights of recall's components.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,8 +28,10 @@ from logpast.analysis.probes import (
     powers_of_two,
     random_keys,
     random_pasts,
+    recall_components,
     replaced_beyond,
     shuffled_beyond,
+    without_recall,
     zero_slots,
 )
 from logpast.analysis.saved import SavedControl
@@ -37,7 +40,6 @@ from logpast.data.batching import Streams
 from logpast.evaluation.evaluate import arithmetic
 from logpast.evaluation.scoring import score
 from logpast.models import LanguageModel, Transformer
-from logpast.util.environment import cpu_threads, thread_count
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_write, exclusive_lock
 from logpast.util.progress import ProgressBar
@@ -58,6 +60,8 @@ class Pass(NamedTuple):
     stride: int
     change: dict[str, Change] = {}  # noqa: RUF012 (never written to)
     """of the past: arguments of `changed_past`"""
+    shape: tuple[int, ...] = ()
+    """of what is computed for each token, if that is not its loss"""
 
     @property
     def cost(self) -> float:
@@ -95,6 +99,13 @@ def plan_passes(
         }
         for kind, by_name in changes.items():
             plan[kind] = [Pass(name, model, probed, model.window, change) for name, change in by_name.items()]
+    if form := model.config.recall_form:
+        shape = (2, 1 + (form.orders + 1) * len(form.edges))
+        without = Pass("without recall", model, len(store), model.window, {"nats": without_recall})
+        plan["without recall"] = [without]
+        plan["recall"] = [
+            without._replace(name="recall", tokens=probed, change={"nats": recall_components}, shape=shape)
+        ]
     for name, each in (("model", model), ("control", control)):
         if isinstance(each, Transformer):
             strides = halved_strides(each.window, finest)[1:]
@@ -173,12 +184,11 @@ def run(
         progress.say(f"{len(done.nats)} of {sum(map(len, plan.values()))} passes are finished already")
     for one in (one for passes in plan.values() for one in passes if one.name not in done.nats):
         started, model, share = time.monotonic(), one.model, one.cost / one.tokens
-        past = changed_past(model, **one.change) if isinstance(model, Transformer) else nullcontext()
-        with past, arithmetic(device, precision), cpu_threads(thread_count(model.parameter_count())):
+        with changed_past(model, **one.change), arithmetic(model, device, precision):
             nats = score(
                 model, store, model.window, model.history, batch_size, streams, device, one.tokens,
                 progress=partial(_show, progress, one.name, done.cost, share), stride=one.stride,
-                recall=model.config.recall_form,
+                recall=model.config.recall_form, shape=one.shape,
             )[: one.tokens]  # fmt: skip
         if not nats.mean() < MAX_LOSS:
             raise UserError(f"{one.name}: the loss is {nats.mean():.4g}: the training diverged; use another checkpoint")

@@ -70,20 +70,48 @@ def last_seen_plot(part: Part, histories: dict[str, int]) -> Any:
     Marks where each history ends.
     """
     lags = part["by_lag"]
-    share = shares(lags)
-    order = [i for i in range(len(share)) if share[i] >= RARE]
-    order.sort(key=lambda i: (lags["from"][i] < 0, lags["from"][i]))  # never (−1) comes last
-    special = {-1: "never", 0: "in the\nwindow"}
-    labels = [special.get(lags["from"][i], span(lags["from"][i], lags["to"][i])) for i in order]
     column, what = (difference(lags["gain"]), DIFFERENCE) if "gain" in lags else (lags["model"], "nats per token")
     figure, axis, _ = _panels(False)
-    _bars(axis, labels, _select(column, order), [share[i] for i in order])
+    order = _bars_by_lag(axis, lags, column)
     axis.set(xlabel="how far before the window the token last occurred (lag)", ylabel=what)
     for height, (name, history) in enumerate(histories.items()):
         for place, i in enumerate(order):
             if 0 < lags["from"][i] <= history <= lags["to"][i]:
                 along = place - 0.5 + math.log2((history + 1) / lags["from"][i])
                 _mark(axis, along, f"end of the {name}'s history", height)
+    return figure
+
+
+def recall_gain_plot(part: Part) -> Any:
+    """The loss with recall compared with the loss without it, by position and by last occurrence of the token."""
+    figure, left, right = _panels(True)
+    position, lags = part["position"], part["by_lag"]
+    labels = [span(a + 1, b + 1) for a, b in spans(position)]
+    _bars(left, labels, difference(position["gain"]), shares(position))
+    left.set(xlabel="tokens of the window in view (position + 1)",
+             ylabel="with − without recall, nats per token\n(below 0: lower loss)")  # fmt: skip
+    _bars_by_lag(right, lags, difference(lags["gain"]))
+    right.set(xlabel="how far before the window the token last occurred (lag)")
+    return figure
+
+
+def recall_plot(part: Part) -> Any:
+    """Mean weight of recall's components, their share of the targets' probability, and calibration of all together."""
+    components, gate = part["components"], part["gate"]["calibration"]
+    figure, axes = _axes(3)
+    lags = [span(*edges) for edges in spans(components["by_lag"])]
+    for axis, name, title in (
+        (axes[0], "weight", "mean weight"),
+        (axes[1], "share", "share of the target's probability"),
+    ):
+        _heat_map(axis, components[name], lags, [str(order) for order in components["by_order"]["order"]])
+        axis.set(xlabel="lag of the match (tokens)", ylabel="length of the match (tokens)", title=title)
+    axes[2].plot([0, 1], [0, 1], color=palette.AXIS, linewidth=0.8)
+    _curve(axes[2], gate["weight"], gate["share"], gate["interval"], "copies", palette.MEMORY, "o")
+    for *place, share in zip(gate["weight"], gate["share"], shares(gate), strict=True):
+        axes[2].annotate(f"{share:.0%}", place, (4, -9), textcoords="offset points", fontsize=7, color=palette.NEUTRAL)
+    axes[2].set(xlabel="weight of all copies", ylabel="share of the target's probability", title="calibration",
+                xlim=(0, 1.05), ylim=(0, 1.05))  # fmt: skip
     return figure
 
 
@@ -144,12 +172,33 @@ def _select(column: Part, rows: list[int]) -> Part:
 
 def _panels(two: bool) -> tuple[Any, Any, Any]:
     """A figure with one panel, or with two next to each other."""
+    figure, axes = _axes(2 if two else 1)
+    return figure, axes[0], axes[1] if two else None
+
+
+def _axes(number: int) -> tuple[Any, Any]:
+    """A figure with so many panels next to each other."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.7), layout="constrained")
-    axes = figure.subplots(1, 2 if two else 1, squeeze=False)[0]
+    axes = figure.subplots(1, number, squeeze=False)[0]
     remove_frame(*axes)
-    return figure, axes[0], axes[1] if two else None
+    return figure, axes
+
+
+def _heat_map(axis: Any, rows: list[list[float]], across: list[str], down: list[str]) -> None:
+    """Cells with their percentages; the first row is the lowest."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colours = LinearSegmentedColormap.from_list("share", [palette.PAPER, palette.MEMORY])
+    most = max(max(row) for row in rows)
+    axis.imshow(rows, cmap=colours, vmin=0, vmax=most or 1, origin="lower", aspect="auto")
+    for y, row in enumerate(rows):
+        for x, value in enumerate(row):
+            colour = palette.PAPER if value > most / 2 else palette.INK
+            axis.annotate(f"{value:.1%}", (x, y), ha="center", va="center", fontsize=8, color=colour)
+    axis.set_yticks(range(len(down)), down)
+    _ticks(axis, across)
 
 
 def _curve(axis: Any, x: Any, y: list[float], intervals: list[Any], label: str, colour: str, marker: str) -> None:
@@ -172,6 +221,17 @@ def _bars(axis: Any, labels: list[str], column: Part, share_of_tokens: list[floa
     _ticks(axis, labels)
 
 
+def _bars_by_lag(axis: Any, lags: Part, column: Part) -> list[int]:
+    """Bars by where a token last occurred. Returns which bins they show, from left to right."""
+    share = shares(lags)
+    order = [i for i in range(len(share)) if share[i] >= RARE]
+    order.sort(key=lambda i: (lags["from"][i] < 0, lags["from"][i]))  # never (−1) comes last
+    special = {-1: "never", 0: "in the\nwindow"}
+    labels = [special.get(lags["from"][i], span(lags["from"][i], lags["to"][i])) for i in order]
+    _bars(axis, labels, _select(column, order), [share[i] for i in order])
+    return order
+
+
 def _mark(axis: Any, place: float, label: str, height: int) -> None:
     """A vertical line; its label stands above the shares, at a height of its own because two lines may be close."""
     axis.axvline(place, color=palette.NEUTRAL, linestyle=":", linewidth=1)
@@ -181,8 +241,8 @@ def _mark(axis: Any, place: float, label: str, height: int) -> None:
 
 
 def _errors(values: list[float], intervals: list[Any]) -> NDArray[np.float64]:
-    """(2, values): the lengths of the interval below and above each value; 0 where there is no interval."""
-    low, high = np.array([interval or [value, value] for value, interval in zip(values, intervals, strict=True)]).T
+    """(2, values): the lengths of the interval below and above each value; NaN, which is not drawn, without one."""
+    low, high = np.array([interval or [math.nan] * 2 for interval in intervals]).T
     return np.maximum(0, [values - low, high - values])
 
 

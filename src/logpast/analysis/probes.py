@@ -1,6 +1,6 @@
 """How a model's past is changed, one way at a time, and how tokens are grouped.
 
-A change is made where the past enters the model, in `make_slots`; everything else stays as it is.
+A change is made where the past enters the model: in `make_slots`, or for recall in `nats`; the rest stays as it is.
 What it does to a window depends on that window alone, so results do not depend on the batch size.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,31 +17,52 @@ from torch import Tensor
 
 from logpast.data import TokenStore
 from logpast.data.batching import Streams
-from logpast.evaluation.metrics import MIN_DOCUMENTS
-from logpast.models import Transformer
+from logpast.models import LanguageModel, Transformer
 
-Change = Callable[[Tensor], Tensor]
+Change = Callable[..., Tensor]
 Kinds = NDArray[np.int64]
 
 PERMUTATIONS = 64  # random orders, and replacement pasts: enough that no result depends on a single one
-BLOCKS = 50  # with too few documents, intervals are over about this many blocks of windows
 NEVER = -1
 
 
 @contextmanager
-def changed_past(model: Transformer, ids: Change | None = None, slots: Change | None = None) -> Iterator[None]:
-    """Within this context, the ids of the history (B, history) or the slots (B, L, d) made of them are changed."""
-    make_slots = model.make_slots
+def changed_past(
+    model: LanguageModel, ids: Change | None = None, slots: Change | None = None, nats: Change | None = None
+) -> Iterator[None]:
+    """Within this context, the ids of the history (B, history) or the slots (B, L, d) made of them are changed, or what
+    the model computes of its last hidden states: `nats` is a function of the model and the arguments of its `nats`.
+    """
+    changed: dict[str, Change] = {"nats": partial(nats, model)} if nats else {}
+    if isinstance(model, Transformer):
+        make_slots = model.make_slots
 
-    def changed_slots(history: Tensor) -> Tensor:
-        made = make_slots(ids(history) if ids else history)
-        return slots(made) if slots else made
+        def changed_slots(history: Tensor) -> Tensor:
+            made = make_slots(ids(history) if ids else history)
+            return slots(made) if slots else made
 
-    model.make_slots = changed_slots  # type: ignore[method-assign]
+        changed["make_slots"] = changed_slots
+    for name, function in changed.items():
+        setattr(model, name, function)
     try:
         yield
     finally:
-        del model.make_slots
+        for name in changed:
+            delattr(model, name)
+
+
+def without_recall(model: LanguageModel, hidden: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
+    """The model's own loss, before recall is mixed in. What recall adds to the input stays."""
+    return model.own_nats(hidden, targets)
+
+
+def recall_components(model: LanguageModel, hidden: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
+    """(…, 2, 1 + components): the weight of each component, the model's first, and its probability of the target."""
+    matches, hits = counts.unbind(-3)
+    weights = model.recall.log_weights(hidden, matches).exp()
+    copied = (hits.to(weights.dtype) / matches.clamp(min=1)).flatten(-2)
+    own = model.own_nats(hidden, targets).neg().exp().unsqueeze(-1)
+    return torch.stack([weights, torch.cat([own, copied], dim=-1)], dim=-2)
 
 
 def zero_slots(positions: list[int]) -> Change:
@@ -128,17 +150,3 @@ def powers_of_two(largest: int) -> list[int]:
 def document_of_token(store: TokenStore) -> Kinds:
     """For each token, the number of its document."""
     return np.repeat(np.arange(len(store.documents)), store.documents.tokens)
-
-
-def bootstrap_groups(store: TokenStore, tokens: int, window: int) -> tuple[Kinds, str]:
-    """For each of the first `tokens` tokens, the group that the bootstrap draws it with; and what the groups are.
-
-    Groups are documents if there are at least `metrics.MIN_DOCUMENTS`, else about BLOCKS blocks of whole windows.
-    """
-    number = int(((store.documents.start < tokens) & (store.documents.tokens > 0)).sum())
-    documents = f"{number:,} document{'s' if number > 1 else ''}"
-    if number >= MIN_DOCUMENTS:
-        return document_of_token(store)[:tokens], documents
-    size = window * max(1, -(-tokens // (window * BLOCKS)))
-    blocks = f"{-(-tokens // size):,} blocks of {size:,} tokens in {documents}, too few to say anything about others"
-    return np.arange(tokens) // size, blocks

@@ -95,10 +95,43 @@ def _schema(control: bool) -> dict[str, Any]:
         "stride": {"tokens": count, "intervals": text, "model": strides, "control?": strides, "control_absent?": text},
         "documents?": {"counted_in": text, "most_unseen": number, "familiar": documents, "others": documents},
         "by_token?": {"gained": [token], "lost": [token]} if control else {},
+        "recall?": _recall_schema(),
     }  # fmt: skip
     if control:
         schema |= {"control": about, "scores": {"model": scores, "control": scores, "all": by_kind}}
     return schema
+
+
+def _recall_schema() -> dict[str, Any]:
+    """The part of a model with recall; there `control` is the same model without it."""
+    sides = ("model", "control", "gain")
+    means = {side: {"nats": [number], "interval": [interval_or_null]} for side in sides}
+    with_gaps = {side: {"nats": [number_or_null], "interval": [interval_or_null]} for side in sides}
+    by_bin = Columns({"from": [integer], "to": [integer], "tokens": [count]} | means)
+    kinds = Columns({"kinds": [text], "tokens": [count]} | with_gaps)
+    used = {"matched": [number], "weight": [number], "share": [number], "increase": [number],
+            "interval": [interval_or_null]}  # fmt: skip
+    passage = {"before": text, "token": text, "gain": number, "weight": number, "largest": number, "order": count,
+               "lag_bin": count}  # fmt: skip
+    gate = dict.fromkeys(("limit", "weight", "share", "closed", "open"), number)
+    return {
+        "reach": positive_integer, "tokens": positive_integer, "intervals": text,
+        "gain": {"all": Columns({"tokens": [count]} | means), "equals": kinds, "documents?": kinds, "position": by_bin,
+                 "by_lag": by_bin},
+        "components": {
+            "own": {"weight": number, "share": number},
+            "weight": [[number]],
+            "share": [[number]],
+            "by_order": Columns({"order": [count]} | used),
+            "by_lag": Columns({"from": [positive_integer], "to": [positive_integer]} | used),
+        },
+        "gate": gate | {
+            "quantiles": {"0.05": number, "0.5": number, "0.95": number},
+            "calibration": Columns({"from": [number], "to": [number], "tokens": [count], "weight": [number],
+                                    "share": [number], "interval": [interval_or_null], "held": [number]}),
+        },
+        "passages": {"gained": [passage], "lost": [passage]},
+    }  # fmt: skip
 
 
 def _check(value: Any, wanted: Any, at: str) -> None:

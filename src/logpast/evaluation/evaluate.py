@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from io import BytesIO
@@ -20,6 +21,7 @@ from logpast.data.prepare import is_prepared
 from logpast.evaluation import metrics
 from logpast.evaluation.overlap import training_overlap, warn
 from logpast.evaluation.scoring import score
+from logpast.evaluation.vocabulary import unseen
 from logpast.filters import paper_horizon
 from logpast.ledger import row as ledger
 from logpast.models import LanguageModel, LogMemoryConfig, TransformerConfig, system_of
@@ -98,7 +100,8 @@ def evaluate(
         span = _scored_span(found, store, accounting)
         other = _find_other_losses(against, store) if against is not None else None
         _check_stride(stride, found, other)
-        overlap = _training_overlap(found, store, cache)
+        train = _training_text_if_readable(found, cache)
+        overlap = training_overlap(store, found.state["data"], train)
         if overlap:
             warn(store, overlap, "the scores do not show how the model predicts other text")
         how = partial(_score_checkpoint, store=store, batch_size=batch_size, streams=streams, device=on,
@@ -111,6 +114,9 @@ def evaluate(
     result |= metrics.compute_metrics(nats, store, span)
     if accounting != "all":
         result["all"] = metrics.compute_metrics(nats, store)
+    over_all = result.get("all", result)
+    if train and "by_document" in over_all:
+        over_all["by_document"]["unseen"] = unseen(train, store).tolist()
     result |= {"streams": streams, "precision": precision, "device": str(on), "seconds": round(seconds, 3)}
     windows = [each.config.model.window for each in (found, other) if isinstance(each, Checkpoint)]
     if stride is not None and stride < max(windows):
@@ -210,12 +216,11 @@ def _check_stride(stride: int | None, *checkpoints: Checkpoint | NDArray[np.floa
             raise UserError(f"--stride must be from 1 to the window of {checkpoint.path}, {model.window}, got {stride}")
 
 
-def _training_overlap(checkpoint: Checkpoint, store: TokenStore, cache: Path | None) -> str | None:
+def _training_text_if_readable(checkpoint: Checkpoint, cache: Path | None) -> TokenStore | None:
     try:
-        train = open_training_text(checkpoint, cache)
+        return open_training_text(checkpoint, cache)
     except UserError:  # a damaged training text must not prevent scoring
-        train = None
-    return training_overlap(store, checkpoint.state["data"], train)
+        return None
 
 
 def open_training_text(checkpoint: Checkpoint, cache: Path | None) -> TokenStore | None:
@@ -239,8 +244,7 @@ def _score_checkpoint(
 ) -> NDArray[np.float64]:
     model = load(checkpoint, device, precision)
     check_scoring(model, store, batch_size, streams, device, precision)
-    threads = cpu_threads(thread_count(model.parameter_count()))
-    with threads, arithmetic(device, precision), progress_bar("scoring", len(store)) as progress:
+    with arithmetic(model, device, precision), progress_bar("scoring", len(store)) as progress:
         nats = score(
             model, store, model.window, model.history, batch_size, streams, device, progress=progress.update,
             stride=stride, recall=model.config.recall_form,
@@ -263,9 +267,12 @@ def load(checkpoint: Checkpoint, device: torch.device, precision: str) -> Langua
     return checkpoint.load_model().to(device, torch.float64 if precision == "float64" else torch.float32)
 
 
-def arithmetic(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Autocast for precision bfloat16, else nothing."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+@contextmanager
+def arithmetic(model: LanguageModel, device: torch.device, precision: str) -> Iterator[None]:
+    """Autocast for precision bfloat16, and as many CPU threads as suit the model."""
+    autocast = torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+    with autocast, cpu_threads(thread_count(model.parameter_count())):
+        yield
 
 
 def find_other(path: Path, store: TokenStore) -> Checkpoint:

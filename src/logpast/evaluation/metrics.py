@@ -125,28 +125,28 @@ def by_kind(
     values: Array,
     kinds: NDArray[np.int64],
     number: int,
-    groups: NDArray[np.int64],
+    document: NDArray[np.int64],
 ) -> dict[str, Any]:
-    """The mean of a value over the tokens of each kind, with a bootstrap interval over groups of tokens.
+    """The mean of a value over the tokens of each kind, with a bootstrap interval over documents.
 
     Args:
         values: (tokens,) the loss of each token, or a difference of losses.
         kinds: (tokens,) the kind of each token, from 0 to `number` − 1.
         number: the number of kinds.
-        groups: (tokens,) the document or block of each token; groups are resampled as a whole.
+        document: (tokens,) the number of each token's document.
 
     Returns:
         Three lists with one entry per kind: `tokens`, `nats` (the mean; NaN without tokens) and `interval` (None if
-        fewer than MIN_DOCUMENTS groups have the kind).
+        fewer than MIN_DOCUMENTS documents have the kind).
     """
-    cells, size = groups * number + kinds, (int(groups.max()) + 1) * number
+    cells, size = document * number + kinds, (int(document.max()) + 1) * number
     sums, counts = (np.bincount(cells, each, size).reshape(-1, number) for each in (values, np.ones(len(values))))
     present = counts.any(axis=1)
     drawn = _resampled_sums(np.concatenate([sums[present], counts[present]], axis=1))
     total, count = drawn[:, :number], drawn[:, number:]
     intervals: list[list[float] | None] = []
     for kind in range(number):
-        drawn_with = count[:, kind] > 0  # samples may miss all groups with a rare kind
+        drawn_with = count[:, kind] > 0  # samples may miss all documents with a rare kind
         enough = (counts[:, kind] > 0).sum() >= MIN_DOCUMENTS
         ratios = total[drawn_with, kind] / count[drawn_with, kind]
         intervals.append(list(_interval(ratios)) if enough else None)

@@ -37,6 +37,7 @@ def score(
     progress: Callable[[int], None] | None = None,
     stride: int | None = None,
     recall: RecallForm | None = None,
+    shape: tuple[int, ...] = (),
 ) -> NDArray[np.float64]:
     """The loss of every token of the store in nats, in text order.
 
@@ -55,6 +56,7 @@ def score(
         stride: below `window`, windows overlap, and each scores only the tokens that no earlier window has scored.
             Not for recurrent models.
         recall: of a model with recall, its form (`model.config.recall_form`).
+        shape: of what the model gives for each target, if that is not one loss.
     """
     recurrent = hasattr(model, "segment")
     if recurrent and stride not in (None, window):
@@ -65,7 +67,7 @@ def score(
         reached = bisect_left(range(count), limit, key=lambda index: windows.targets(index).stop)
         count = min(count, reached + 1)
     rank, ranks = share
-    nats = np.zeros(len(store) if count == len(windows) else windows.targets(count - 1).stop)
+    nats = np.zeros((len(store) if count == len(windows) else windows.targets(count - 1).stop, *shape))
     training, done = model.training, 0
     model.eval()
     cuda_graphs = torch.device(device).type == "cuda" and ranks == 1

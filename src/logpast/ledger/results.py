@@ -27,7 +27,7 @@ from logpast.ledger.query import (
 from logpast.ledger.row import RESULTS
 from logpast.reporting.plots import check_plot_path, escape_label, line_style, remove_frame, write_plot
 from logpast.reporting.tables import Table, as_csv, as_text, protect_ledger
-from logpast.util.errors import UserError
+from logpast.util.errors import UserError, first_few
 from logpast.util.files import atomic_write, ensure_all_writable
 from logpast.util.validation import validate_arguments
 
@@ -41,7 +41,6 @@ CAVEATS = {
     "scores.stride": "scored in overlapping windows",
 }
 WIDEST = 34  # characters of a cell
-MAX_FILES = 8  # named below the table
 
 
 @validate_arguments
@@ -117,8 +116,7 @@ def results(
 def _describe(files: Collection[Path]) -> str:
     """The files that were read: results/ as one, the first few others by name."""
     others = [str(file) for file in files if file.parent != RESULTS]
-    names = [f"{RESULTS}/"] * (len(others) < len(files)) + others
-    return ", ".join(names[:MAX_FILES]) + (f" and {len(names) - MAX_FILES} more" if len(names) > MAX_FILES else "")
+    return first_few([f"{RESULTS}/"] * (len(others) < len(files)) + others)
 
 
 def _condition(word: str) -> tuple[str, str]:

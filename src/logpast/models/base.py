@@ -49,6 +49,8 @@ class ModelConfig:
     """log-spaced ranges of lags that recall distinguishes"""
     recall_input: bool = True
     """also add embeddings of the tokens that followed the latest matches to the model's input"""
+    recall_limit: float = 1.0
+    """at most this much of each prediction comes from recall's copies; 1: no limit"""
 
     def __post_init__(self) -> None:
         validate_fields(self, "model.")
@@ -56,6 +58,7 @@ class ModelConfig:
         for name in ("mlp", "vocabulary"):
             if getattr(self, name) is not None:
                 self._at_least(**{name: 1})
+        check_limit("model.recall_limit", self.recall_limit)
         if self.width % self.heads:
             raise UserError(f"model.width ({self.width}) must be a multiple of model.heads ({self.heads})")
 
@@ -69,6 +72,11 @@ class ModelConfig:
         for name, least in bounds.items():
             if getattr(self, name) < least:
                 raise UserError(f"model.{name} must be at least {least}, got {getattr(self, name)}")
+
+
+def check_limit(name: str, limit: float) -> None:
+    if not 0 < limit <= 1:
+        raise UserError(f"{name} must be above 0 and at most 1, got {limit}")
 
 
 class LanguageModel(nn.Module):
@@ -103,9 +111,8 @@ class LanguageModel(nn.Module):
 
     @property
     def _recall_bytes(self) -> int:
-        """Bytes that recall keeps of a text: see `recall.Past`."""
-        form = self.config.recall_form
-        return form.state_bytes(self.config.vocabulary or 0) if form else 0
+        """Bytes of the ids that recall looks back at, beyond those of the history."""
+        return 4 * max(0, self.config.recall - self.history)
 
     @property
     def _pair_bytes(self) -> int:
@@ -119,7 +126,7 @@ class LanguageModel(nn.Module):
             if name.endswith(("attention.out.weight", "mlp_out.weight")):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * self.config.layers))
         if form := self.config.recall_form:
-            self.recall = Recall(self.config.width, form)
+            self.recall = Recall(self.config.width, form, self.config.recall_limit)
 
     def embed(self, tokens: Tensor, followers: Tensor | None = None) -> Tensor:
         """(…, d) embeddings of ids; with recall also of their followers (…, orders). An id below 0 adds nothing."""
@@ -131,10 +138,14 @@ class LanguageModel(nn.Module):
 
     def nats(self, hidden: Tensor, targets: Tensor, counts: Tensor | None = None) -> Tensor:
         """The loss of each target in nats; 0 where the target is -1. With recall it needs the counts of a `Batch`."""
-        nats = token_losses(hidden.flatten(0, 1), self.table.weight, targets.flatten()).view_as(targets)
+        nats = self.own_nats(hidden, targets)
         if self.config.recall:
             nats = self.recall(hidden, nats, counts).masked_fill(targets < 0, 0)
         return nats
+
+    def own_nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The same before recall is mixed in."""
+        return token_losses(hidden.flatten(0, 1), self.table.weight, targets.flatten()).view_as(targets)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """`nn.Module.compile`, with a workaround for slow compilation."""

@@ -6,20 +6,21 @@ last tokens wherever they occurred before, and mixes that into the prediction. `
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.memory.naive import embed
-from logpast.recall.past import Matches, Past
+from logpast.recall import index, matching
 from logpast.util.precision import accumulation_dtype, full_precision
 
-__all__ = ["Matches", "Past", "Recall", "RecallForm"]
+__all__ = ["Recall", "RecallForm"]
 
+COMPARISONS = 2**24  # made at once, which bounds the memory needed
 NEAR = 64  # the first lag bin ends here; the others are log-spaced
 
 
@@ -45,10 +46,6 @@ class RecallForm:
         near = max(1.0, min(NEAR, self.reach / 4 ** (self.bins - 1))) if self.bins > 1 else self.reach
         return sorted({round(edge) for edge in np.geomspace(near, self.reach, self.bins)})
 
-    def state_bytes(self, vocabulary: int) -> int:
-        """Bytes of a `Past` that is as long as the reach."""
-        return 8 * self.reach + 8 * len(self.edges) * vocabulary
-
 
 class Recall(nn.Module):
     """Mixes what followed the last tokens before into a model's predictions, and may also show it to the model.
@@ -62,11 +59,13 @@ class Recall(nn.Module):
     Args:
         width: size of the model's last hidden state.
         form: which matches are distinguished.
+        limit: the weights of all components but the model's add up to at most this, so that a text that repeats itself
+            cannot take over. It may be changed at any time.
     """
 
-    def __init__(self, width: int, form: RecallForm) -> None:
+    def __init__(self, width: int, form: RecallForm, limit: float = 1.0) -> None:
         super().__init__()
-        self.form = form
+        self.form, self.limit = form, limit
         components = (form.orders + 1) * len(form.edges)
         # no random numbers: the other weights of a model are the same with and without recall
         self.weight = nn.Parameter(torch.zeros(components + 1, width))
@@ -94,7 +93,12 @@ class Recall(nn.Module):
             gates = F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
             copied = gates[..., 1:] + self.confidence * torch.log1p(found)
             copied = copied.masked_fill(found == 0, -torch.inf)
-            return torch.cat([gates[..., :1], copied], dim=-1).log_softmax(-1)
+            weights = torch.cat([gates[..., :1], copied], dim=-1).log_softmax(-1)
+        if self.limit == 1:
+            return weights
+        own, copied = weights[..., :1], weights[..., 1:]
+        excess = (copied.logsumexp(-1, keepdim=True) - math.log(self.limit)).clamp(min=0)
+        return torch.cat([torch.where(excess > 0, math.log1p(-self.limit), own), copied - excess], dim=-1)
 
     def forward(self, hidden: Tensor, nats: Tensor, counts: Tensor) -> Tensor:
         """The loss of each target under the mixture.
@@ -108,14 +112,50 @@ class Recall(nn.Module):
         weights = self.log_weights(hidden, matches)
         share = hits.to(weights.dtype) / matches.clamp(min=1)
         copied = (weights[..., 1:].exp() * share.flatten(-2)).sum(-1)
-        tiny = torch.finfo(weights.dtype).tiny
-        return -torch.logaddexp(weights[..., 0] - nats, copied.clamp(min=tiny).log())
+        return -_log_mixture(weights[..., 0] - nats, copied)
 
-    @torch.no_grad()
-    def mix(self, hidden: Tensor, logits: Tensor, matches: Matches) -> Tensor:
-        """(V,) the logarithm of the whole mixture, from the logits of one position."""
-        weights = self.log_weights(hidden, torch.from_numpy(matches.counts).to(hidden.device)).double().exp().cpu()
-        copied: NDArray[np.float64] = weights[1:].view(self.form.orders + 1, -1).numpy()
-        mixture = weights[0] * logits.double().cpu().softmax(-1)
-        mixture[: matches.unigrams.shape[1]] += torch.from_numpy(matches.distribution(copied))
-        return mixture.log()
+    def count(self, ids: Tensor) -> Tensor:
+        """(B, T, 2, orders + 1, bins), the counts that `forward` needs, with each of the ids (B, T) as the target.
+
+        Negative ids are padding, at the start or the end of a row.
+        """
+        rows, length = ids.shape
+        stream = torch.arange(rows, device=ids.device).repeat_interleave(length)
+        table = index.occurrences(ids.flatten(), stream, self.form.orders + 1, self.form.edges).counts
+        before = (ids >= 0).cumsum(1) - (ids >= 0).long()
+        target = torch.arange(ids.numel(), device=ids.device).view(rows, length)
+        return index.counts_of_targets(table, target, before, self.form.edges)
+
+    def log_probs(self, hidden: Tensor, log_probs: Tensor, ids: Tensor) -> Tensor:
+        """(B, Q, V): the logarithm of the whole mixture, for the token after each of the last Q tokens.
+
+        Args:
+            hidden: (B, Q, d) last hidden states of the last Q tokens.
+            log_probs: (B, Q, V) the model's own log-probabilities there.
+            ids: (B, T) all tokens so far, oldest first, T ≥ Q. A negative id is a missing token.
+        """
+        queries, found = hidden.shape[1], []
+        step = max(1, COMPARISONS // (len(ids) * min(ids.shape[1], self.form.reach)))
+        for first in range(0, queries, step):
+            last = min(first + step, queries)
+            part = hidden[:, first:last], log_probs[:, first:last], ids[:, : ids.shape[1] - queries + last]
+            found.append(self._mixture(*part))
+        return torch.cat(found, dim=1)
+
+    def _mixture(self, hidden: Tensor, log_probs: Tensor, ids: Tensor) -> Tensor:
+        """`log_probs`, with all comparisons at once."""
+        orders, bins = self.form.orders, len(self.form.edges)
+        candidates, component = matching.compare(ids, hidden.shape[1], orders, self.form.edges)
+        counts = matching.count(component, orders, bins)
+        weights = self.log_weights(hidden, counts)
+        share = weights[..., 1:].exp().unflatten(-1, (orders + 1, bins)) / counts.clamp(min=1)
+        share = F.pad(share.cumsum(-2).flatten(-2), (0, 1))  # a match of n tokens is also one of fewer
+        candidates = candidates.clamp(min=0).long().unsqueeze(1).expand_as(component)
+        copied = torch.zeros_like(log_probs, dtype=share.dtype)
+        copied = copied.scatter_add(2, candidates, share.gather(2, component.long()))
+        return _log_mixture(weights[..., :1] + log_probs, copied)
+
+
+def _log_mixture(own: Tensor, copied: Tensor) -> Tensor:
+    """ln(exp(own) + copied), with finite gradients where nothing is copied."""
+    return torch.logaddexp(own, copied.clamp(min=torch.finfo(copied.dtype).tiny).log())

@@ -8,13 +8,13 @@ n-grams are numbered exactly, by the number of the (n − 1)-gram before and the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-CHUNK = 2**24  # positions that are sorted at once, which bounds the memory needed
+CHUNK = 2**22  # positions that are sorted at once, which bounds the memory needed
 
 
 class Index(NamedTuple):
@@ -29,7 +29,13 @@ class Index(NamedTuple):
     followers: Tensor
 
 
-def occurrences(tokens: Tensor, streams: Tensor, orders: int, edges: Sequence[int]) -> Index:
+def occurrences(
+    tokens: Tensor,
+    streams: Tensor,
+    orders: int,
+    edges: Sequence[int],
+    progress: Callable[[int], None] = lambda done: None,
+) -> Index:
     """Earlier occurrences of the n-gram that ends at each position, in the same stream.
 
     Args:
@@ -37,6 +43,7 @@ def occurrences(tokens: Tensor, streams: Tensor, orders: int, edges: Sequence[in
         streams: (T,) number of each token's stream. Streams are contiguous.
         orders: n = 1 … orders.
         edges: bin r holds the lags above edges[r − 1] up to edges[r].
+        progress: called with the number of tokens done.
     """
     widest = max(edge - before for edge, before in zip(edges, [0, *edges[:-1]], strict=True))
     dtype = torch.int16 if min(widest, len(tokens)) < 2**15 else torch.int32
@@ -48,7 +55,23 @@ def occurrences(tokens: Tensor, streams: Tensor, orders: int, edges: Sequence[in
         part = slice(begin, first + step)
         done = Index(*(table[first : first + step] for table in index))
         _fill(done, tokens[part], streams[part], edges, first - begin)
+        progress(min(first + step, len(tokens)))
     return index
+
+
+def counts_of_targets(table: Tensor, target: Tensor, before: Tensor, edges: Sequence[int]) -> Tensor:
+    """(…, 2, orders + 1, bins): how many matches there are before each target, and how many of them it followed.
+
+    Args:
+        table: (T, orders + 1, bins) counts of `occurrences`.
+        target: (…) positions in the table.
+        before: (…) how many tokens the stream has before each target.
+        edges: as in `occurrences`.
+    """
+    matches = table[(target - 1).clamp(min=0)][..., :-1, :] * (before > 0)[..., None, None]
+    bounds = torch.tensor([0, *edges]).to(table.device, non_blocking=table.device.type != "mps")
+    everywhere = before.unsqueeze(-1).clamp(min=0).clamp(max=bounds).diff(dim=-1).unsqueeze(-2)  # n = 0
+    return torch.stack([torch.cat([everywhere.to(table.dtype), matches], dim=-2), table[target]], dim=-3)
 
 
 def _fill(index: Index, tokens: Tensor, streams: Tensor, edges: Sequence[int], skip: int) -> None:

@@ -26,13 +26,13 @@ import torch
 
 from logpast.data import open_tokens
 from logpast.evaluation.evaluate import Precision, evaluate
-from logpast.evaluation.vocabulary import unseen
 from logpast.ledger import row as ledger
 from logpast.models import build
 from logpast.training.checkpoint import find_checkpoint, sorted_checkpoints
 from logpast.training.config import TrainConfig
 from logpast.training.log import read_log
-from logpast.training.loop import open_data, train
+from logpast.training.loop import train
+from logpast.training.setup import open_data
 from logpast.util.errors import UserError
 from logpast.util.files import try_lock
 
@@ -46,8 +46,8 @@ def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> d
     The scoring uses the precision of the training, in which validation chose the checkpoint.
 
     Returns:
-        The ledger's row, with scores.by_document.unseen, `state_bytes`, `tokens_per_second` and `peak_bytes` (None for
-        a resumed run, whose first part was not measured).
+        The ledger's row, with `state_bytes`, `tokens_per_second` and `peak_bytes` (None for a resumed run, whose first
+        part was not measured).
     """
     if resumed := bool(sorted_checkpoints(config.run)):
         before = find_checkpoint(config.run, "latest").config
@@ -64,9 +64,6 @@ def run_cell(config: TrainConfig, test: str, batch_size: int | None = None) -> d
     scores = evaluate(config.run, test, batch_size=size, device=config.accelerator, precision=precision)
     found = find_checkpoint(config.run)
     scored = open_tokens(test, found.load_tokenizer())
-    if "by_document" in scores:
-        trained_on, _ = open_data(config.data)
-        scores["by_document"]["unseen"] = unseen(trained_on, scored).tolist()
     entry = ledger.row(found, scored, scores)
     with torch.device("meta"):
         state_bytes = build(found.config.model).eval().state_bytes

@@ -27,8 +27,8 @@ from logpast.sweeps.grid import Cell, cells_of, read_config
 from logpast.sweeps.runners import Cluster, Processes, Row, Runner
 from logpast.training.checkpoint import drop_optimizer_state, sorted_checkpoints, step_of
 from logpast.training.log import last_record
-from logpast.training.loop import open_data
 from logpast.training.recipes import find_recipe
+from logpast.training.setup import open_data
 from logpast.util.errors import UserError
 from logpast.util.files import ensure_writable, exclusive_lock
 from logpast.util.progress import JobBoard, format_seconds, job_board

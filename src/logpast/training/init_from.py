@@ -27,7 +27,7 @@ from logpast.data import Tokenizer, TokenStore, load_tokenizer
 from logpast.models import LanguageModel, Transformer, TransformerConfig, system_of
 from logpast.models.decoder import rename_gpt2
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
-from logpast.util.errors import UserError
+from logpast.util.errors import UserError, first_few
 from logpast.util.files import sha256_of
 
 GPT2_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -40,7 +40,6 @@ GPT2_SETTINGS = {  # of config.json: what our decoder computes
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
-MOST_NAMED = 8  # parts in a message
 
 
 @dataclass
@@ -239,5 +238,4 @@ def _parts(names: Iterable[str], known: Iterable[str]) -> str:
         words = name.split(".")
         modules = (".".join(words[: end + 1]) for end in range(len(words)))
         found.append(next((each for each in modules if not any(o.startswith(f"{each}.") for o in others)), name))
-    found = list(dict.fromkeys(found))
-    return ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
+    return first_few(list(dict.fromkeys(found)))

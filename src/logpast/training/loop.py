@@ -29,7 +29,7 @@ from logpast.training.checkpoint import Checkpoint, save_checkpoint
 from logpast.training.config import TrainConfig
 from logpast.training.memory_check import check_training
 from logpast.training.optimizer import learning_rate, set_learning_rate
-from logpast.training.resume import check_length
+from logpast.training.resume import check_length, is_finished
 from logpast.training.setup import (
     make_batches,
     make_carried_state,
@@ -42,7 +42,6 @@ from logpast.training.setup import (
     open_run_dir,
     rows_of_process,
 )
-from logpast.training.setup import open_data as open_data  # sweeps import it from here
 from logpast.util.environment import cpu_threads, thread_count
 from logpast.util.errors import Diverged
 from logpast.util.progress import ProgressBar, progress_bar
@@ -111,7 +110,7 @@ class Run:
         self.leads = fabric.global_rank == 0
         self.compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
         config, store, self.validation, resumed = open_inputs(config, fabric)
-        if not resumed or resumed.step < resumed.state["total_steps"]:
+        if not (resumed and is_finished(resumed, config)):
             check_training(config, store.tokenizer.size, fabric.device, self.compiled, fabric.world_size)
         self.tokenizer = store.load_tokenizer()
         source = open_initial_weights(config, store, resumed)

@@ -164,6 +164,12 @@ def check_length(checkpoint: Checkpoint, total: int) -> None:
         )
 
 
+def is_finished(checkpoint: Checkpoint, config: TrainConfig) -> bool:
+    """Whether nothing is left to train: it is the last step of its run, and no other length is asked for."""
+    lengths = [(each.steps, each.epochs) for each in (checkpoint.config, config)]
+    return checkpoint.step == checkpoint.state["total_steps"] and lengths[0] == lengths[1]
+
+
 @contextmanager
 def locked_run_dir(config: TrainConfig, resumed: Checkpoint | None) -> Iterator[None]:
     """Keep other processes out of the run folder, and make it ready for training.

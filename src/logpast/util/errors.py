@@ -35,6 +35,11 @@ def suggest(name: str, known: list[str]) -> str:
     return f"did you mean {cased[near[0]]}?" if near else f"known: {', '.join(known)}"
 
 
+def first_few(names: list[str], most: int = 8) -> str:
+    """A list for a message, shortened if it is long: a, b, c and 12 more."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def one_line(error: Exception, prefix: str = "") -> str:
     """An error of the option parser as one line; `prefix` is put before the option's name."""
     text = " ".join(str(error).split())

@@ -1,0 +1,163 @@
+"""Whether a model with recall repeats itself: generated text compared with a control's and with real text.
+
+    python benchmarks/repetition.py --checkpoint runs/recall --control runs/control --text wikitext103:test \\
+        --limits 1 0.9 0.5 --out results/repetition.json
+
+Prompts are taken from the text at equal distances. Each model continues all of them, once with samples (temperature 1,
+top_p 0.95) and once with the most likely token (`greedy`). The row `text` is how the text itself continues. Of each
+continuation, given its prompt:
+
+    rep_4      share of its 4-grams that occurred within the last 512 tokens before
+    longest    tokens in its longest part that occurred before, in the prompt or in the continuation; a part may overlap
+               its earlier occurrence, as in a loop
+
+Intervals are bootstraps over prompts. `--limits` repeats the model's rows with other values of `model.recall_limit`,
+the most that copies may contribute to a prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from logpast.data import Tokenizer, open_tokens
+from logpast.evaluation.evaluate import find_other
+from logpast.evaluation.metrics import bootstrap
+from logpast.generation import Reader, continuations
+from logpast.models import LanguageModel
+from logpast.models.base import check_limit
+from logpast.training.checkpoint import find_checkpoint
+from logpast.util.environment import describe, pick_device, revision
+from logpast.util.errors import UserError
+from logpast.util.files import atomic_write, ensure_writable
+from logpast.util.progress import progress_bar
+from logpast.util.serialization import to_json
+
+NGRAM, BACK = 4, 512
+DECODING: dict[str, dict[str, float]] = {"samples": {"temperature": 1.0, "top_p": 0.95}, "greedy": {"temperature": 0.0}}
+
+
+def copies(tokens: Sequence[int], start: int) -> tuple[int, int]:
+    """How many 4-grams that end at `start` or later occurred within the last 512 tokens before; and the length of the
+    longest part from `start` on that occurred before.
+    """
+    ids, repeated, longest = np.asarray(tokens), 0, 0
+    lengths = np.zeros(
+        len(ids) + 1, np.int64
+    )  # lengths[j + 1]: tokens before and at j that equal those before and at i
+    for i, token in enumerate(ids):
+        lengths[1:] = np.where(ids == token, lengths[:-1] + 1, 0)
+        if i >= start:
+            before = lengths[1 : i + 1]
+            repeated += bool((before[-BACK:] >= NGRAM).any())
+            longest = max(longest, min(int(before.max(initial=0)), i + 1 - start))
+    return repeated, longest
+
+
+def row_of(texts: list[list[int]], start: int) -> dict[str, Any]:
+    """Both numbers over all continuations."""
+    repeated, longest = (np.array(column) for column in zip(*(copies(text, start) for text in texts), strict=True))
+    each = np.full(len(texts), len(texts[0]) - start)
+    intervals = bootstrap(repeated.astype(np.float64), {"token": each})
+    return {
+        "rep_4": float(repeated.sum() / each.sum()), "interval": intervals and list(intervals["token"]),
+        "longest_mean": float(longest.mean()), "longest_max": int(longest.max()),
+    }  # fmt: skip
+
+
+def continued(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: list[list[int]],
+    tokens: int,
+    decoding: dict[str, float],
+    seed: int,
+) -> list[list[int]]:
+    """The prompts with their continuations."""
+    reader = Reader(model, [[tokenizer.eot, *prompt] for prompt in prompts])
+    allowed = torch.ones(tokenizer.size, dtype=torch.bool)
+    allowed[tokenizer.eot] = False
+    randoms = [torch.Generator().manual_seed(seed + number) for number in range(len(prompts))]
+    steps = continuations(reader, allowed, randoms, decoding["temperature"], top_p=decoding.get("top_p"))
+    with progress_bar("generating", tokens) as progress:
+        for done, _ in enumerate(islice(steps, tokens), 1):
+            progress.update(done)
+    return [stream[1:] for stream in reader.streams]
+
+
+def variants(
+    model: LanguageModel, control: LanguageModel, limits: list[float] | None
+) -> Iterator[tuple[str, Any, Any]]:
+    """(name, model, limit of copies) of each model to generate with."""
+    for limit in limits or ([model.config.recall_limit] if model.config.recall else [None]):
+        if limit is not None:
+            model.recall.limit = limit
+        yield "model", model, limit
+    yield "control", control, None
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a run, or one checkpoint")
+    parser.add_argument("--control", type=Path, required=True, help="the same without recall")
+    parser.add_argument("--text", required=True, help="text that the prompts are taken from")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file, written after each result")
+    parser.add_argument("--prompts", type=int, default=32, help="number of prompts")
+    parser.add_argument("--prompt_tokens", type=int, default=512, help="tokens of each prompt")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens of each continuation")
+    parser.add_argument("--limits", type=float, nargs="+", help="values of model.recall_limit; by default the model's")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    ensure_writable(args.out)
+    found, device = find_checkpoint(args.checkpoint), pick_device("auto")
+    tokenizer = found.load_tokenizer()
+    store = open_tokens(args.text, tokenizer)
+    other = find_other(args.control, store)
+    model, control = (each.load_model().to(device).eval() for each in (found, other))
+    if args.limits and not model.config.recall:
+        raise UserError(f"{found.path} has no recall; leave out --limits")
+    for limit in args.limits or []:
+        check_limit("--limits", limit)
+    length = args.prompt_tokens + args.tokens
+    if min(args.prompts, args.prompt_tokens, args.tokens) < 1 or args.prompts * length > len(store):
+        raise UserError(f"{store.name} has {len(store):,} tokens, too few for {args.prompts} parts of {length:,}")
+    starts = np.linspace(0, len(store) - length, args.prompts).astype(int)
+    texts = [store.tokens[start : start + length].tolist() for start in starts]
+    prompts = [text[: args.prompt_tokens] for text in texts]
+    report: dict[str, Any] = {
+        "what": "repetition in generated text", "checkpoint": str(found.path), "control": str(other.path),
+        "text": store.identity, "revision": revision(), "hardware": describe(device),
+        "settings": {name: getattr(args, name) for name in ("prompts", "prompt_tokens", "tokens", "seed")},
+        "decoding": DECODING, "rows": [],
+    }  # fmt: skip
+
+    def add(about: dict[str, Any], continuations: list[list[int]]) -> None:
+        row = about | row_of(continuations, args.prompt_tokens)
+        report["rows"].append(row)
+        atomic_write(args.out, to_json(report) + "\n")
+        print(" ".join(f"{value}" for value in about.values() if value is not None)
+              + f": rep_4 {row['rep_4']:.1%}, longest copy {row['longest_mean']:.1f} tokens on average, "
+              f"{row['longest_max']} at most", flush=True)  # fmt: skip
+
+    add({"of": "text"}, texts)
+    for decoding, how in DECODING.items():
+        for name, each, limit in variants(model, control, args.limits):
+            about = {"of": name, "decoding": decoding, "limit": limit}
+            add(about, continued(each, tokenizer, prompts, args.tokens, how, args.seed))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"repetition: {error}") from None

@@ -1,0 +1,29 @@
+import numpy as np
+import pytest
+import torch
+
+from logpast.recall import matching, naive
+
+EDGES = [2, 7, 40]
+
+
+@pytest.mark.parametrize("length", [1, 2, 9, 80])
+def test_matches_are_those_of_the_definition(length: int) -> None:
+    ids = np.random.default_rng(length).integers(-1, 4, (2, length))
+    queries = min(5, length)
+    candidates, component = matching.compare(torch.from_numpy(ids), queries, 3, EDGES)
+    by_candidate = [
+        matching.count(component.masked_fill((candidates != token).unsqueeze(1), 12), 3, 3) for token in range(4)
+    ]
+    assert torch.equal(matching.count(component, 3, 3), sum(by_candidate))
+    for row, query in np.ndindex(2, queries):
+        found = np.stack([counts[row, query].numpy() for counts in by_candidate], axis=-1)
+        stream = ids[row, : length - queries + query + 1].tolist()
+        assert np.array_equal(found, naive.followers(stream, 3, EDGES, 4))
+
+
+def test_latest_followers_are_those_of_the_definition() -> None:
+    ids = np.random.default_rng(5).integers(0, 4, (2, 80))
+    for end in range(1, 80):
+        found = matching.latest(torch.from_numpy(ids[:, :end]), 3, 40)
+        assert found.tolist() == [naive.latest(row[:end].tolist(), 3, 40) for row in ids]
