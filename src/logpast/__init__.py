@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from logpast.filters import FilterBank
     from logpast.generation import generate
     from logpast.memory import LogMemory
-    from logpast.models import LogMemoryConfig, RecentConfig, build
+    from logpast.models import LogMemoryConfig, RecentConfig, Stream, build
     from logpast.paper.filters_figure import draw_filters
     from logpast.recall import Recall, RecallForm
     from logpast.sweeps.sweep import sweep
@@ -40,7 +40,7 @@ _MODULES = {
     "logpast.filters": ("FilterBank",),
     "logpast.generation": ("generate",),
     "logpast.memory": ("LogMemory",),
-    "logpast.models": ("LogMemoryConfig", "RecentConfig", "build"),
+    "logpast.models": ("LogMemoryConfig", "RecentConfig", "Stream", "build"),
     "logpast.recall": ("Recall", "RecallForm"),
     "logpast.evaluation.scoring": ("score",),
     "logpast.training.config": ("DataConfig", "OptimizerConfig", "TrainConfig"),
@@ -57,6 +57,7 @@ __all__ = [
     "Recall",
     "RecallForm",
     "RecentConfig",
+    "Stream",
     "TokenStore",
     "TrainConfig",
     "UserError",
