@@ -312,6 +312,19 @@ def _recall_worth(results: Path) -> str:
     return as_markdown(Table(heads, rows))
 
 
+def _recall_short(results: Path) -> str:
+    """Perplexities with recall and of the control on both test texts, means over seeds."""
+    parts = []
+    for files in (("sweep-recall", "sweep-controls"), ("recall-in-domain", "controls-in-domain")):
+        rows = [row for file in files for row in _rows(results, file) if _system(row) in ("recall", "delta")]
+        ppl = {
+            system: [row["scores"]["ppl_token"] for row in rows if _system(row) == system]
+            for system in ("recall", "delta")
+        }
+        parts.append(" against ".join(f"{statistics.mean(each):.2f}" for each in ppl.values()))
+    return f"{parts[0]}; on text like the training text {parts[1]}"
+
+
 def _without_equals(results: Path, row: Row) -> float:
     """The mean loss over the tokens of WikiText-103's test set without an equals sign, which marks headings."""
     name = f"{row['train_data']['name'].replace(':', '-')}-{_system(row)}-seed{row['seed']}"
@@ -609,6 +622,7 @@ VIEWS: dict[str, View] = {
     "recall-pilots": _recall_pilots,
     "recall-worth": _recall_worth,
     "recall-loss": _recall_loss,
+    "recall-short": _recall_short,
     "recall-windows": _recall_windows,
     "recall-price": _recall_price,
     "recall-use": _recall_use,
