@@ -1,7 +1,7 @@
 """Tokenizers: GPT-2's vocabulary, a byte-level BPE trained on your own text, or that of a pretrained model.
 
-The first two split text with GPT-2's pattern before they merge bytes. All treat "<|endoftext|>" in a text as ordinary text;
-the end-of-text token is only added by its id.
+The first two split text with GPT-2's pattern before they merge bytes. All treat "<|endoftext|>" in a text as ordinary
+text; the end-of-text token is only added by its id.
 """
 
 from __future__ import annotations
@@ -159,11 +159,12 @@ class Pretrained(Tokenizer):
         self._tokenizer.no_padding()
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         special = {added.content for added in self._tokenizer.get_added_tokens_decoder().values()}
-        byte_level = "ByteLevel" in json.dumps(json.loads(content)["decoder"])
+        parsed = json.loads(self._tokenizer.to_str())
+        byte_level = "ByteLevel" in json.dumps(parsed["decoder"])
         vocabulary = [b""] * (max([eot, *ids.values()]) + 1)
         for token, i in ids.items():
             vocabulary[i] = token.encode() if token in special else _token_bytes(token, byte_level)
-        super().__init__(f"pretrained-{len(vocabulary)}", vocabulary, eot, [content])
+        super().__init__(f"pretrained-{len(vocabulary)}", vocabulary, eot, [json.dumps(parsed, sort_keys=True)])
 
     def encode(self, text: str) -> npt.NDArray[np.uint32]:
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)

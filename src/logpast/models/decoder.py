@@ -38,7 +38,7 @@ class KeyValueCache:
     """Keys and values of the sequence so far, for generation one token at a time."""
 
     def __init__(self) -> None:
-        self.layers: dict[nn.Module, Any] = {}  # keys and values
+        self.layers: dict[Any, tuple[Tensor, Tensor]] = {}  # by module, or as a subclass of Transformer needs
 
     def extend(self, layer: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if layer in self.layers:

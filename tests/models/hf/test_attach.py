@@ -13,8 +13,8 @@ from torch import Tensor
 from logpast.data import TokenStore
 from logpast.data.batching import Windows
 from logpast.evaluation.scoring import score
-from logpast.generation import Reader
 from logpast.memory.naive import embed
+from logpast.models.decoder import KeyValueCache
 from logpast.models.hf import require
 from logpast.models.hf.attach import (
     Attached,
@@ -66,7 +66,9 @@ def test_losses_equal_the_models_own_with_recall_closed(family: str) -> None:
     inputs, targets = (list(part.split(20)) for part in (ids[:-1], ids[1:]))
     with torch.no_grad():
         logits = [model(input_ids=window[None]).logits[0] for window in inputs]
-    expected = torch.cat([torch.nn.functional.cross_entropy(*both, reduction="none") for both in zip(logits, targets)])
+    expected = torch.cat(
+        [torch.nn.functional.cross_entropy(*both, reduction="none") for both in zip(logits, targets, strict=True)]
+    )
     assert np.abs(losses(attached, store)[:150] - expected.numpy()).max() < 1e-4
 
 
@@ -85,7 +87,7 @@ def test_slots_hold_the_memory_at_the_scale_of_embeddings() -> None:
     attached = attach_memory(tiny("gemma3"), window=10, slots=17, recall=0, sink=False)
     with torch.no_grad():
         attached.scale.fill_(1)
-    slots = attached.make_slots(IDS)
+    slots = attached.make_slots(IDS).detach()
     memory = slots - attached.embed(IDS[:, -17:])
     assert float(memory.square().mean()) == pytest.approx(float(attached.embed(IDS).square().mean()), rel=0.1)
     assert not torch.equal(memory[0], memory[1])
@@ -103,33 +105,26 @@ def test_positions_before_the_start_of_a_text_are_not_attended_to(family: str) -
     assert (attached(empty, IDS[:, :6]) - model(input_ids=IDS[:, :6]).logits).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize(("family", "slots"), [("gpt2", 0), ("llama", 9), ("gemma3", 9), ("mistral", 9)])
-def test_generation_predicts_what_scoring_predicts(family: str, slots: int) -> None:
-    attached = attach_memory(tiny(family), window=12, slots=slots, recall=100)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("past", [4, 30])
+def test_one_token_at_a_time_gives_the_same_as_all_at_once(family: str, past: int) -> None:
+    """Also where a text begins, and beyond a model's own sliding window. A cache that was copied stays as it was."""
+    attached = attach_memory(tiny(family), window=12, slots=9, recall=0)
+    history = torch.nn.functional.pad(IDS[:, :past], (attached.history - past, 0), value=-1)
     with torch.no_grad():
-        torch.nn.init.normal_(attached.recall.weight, std=0.1)
-        for parameter in (attached.scale,) if slots else ():
-            parameter.fill_(0.5)
-    store = text(30)
-    expected = losses(attached, store)[:30]
-    reader, found = Reader(attached, [[1]]), []
-    for token in store.tokens[:30].tolist():
-        found.append(-float(reader.logits()[0].log_softmax(-1)[token]))
-        reader.extend([token])
-    assert np.abs(np.array(found) - expected).max() < 1e-4
-
-
-def test_interrupted_step_leaves_the_cache_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    attached = attach_memory(tiny(), window=12, recall=0)
-    reader = Reader(attached, [[1, 5, 6]])
-    reader.logits()
-    reader.extend([7])
-    last = attached.model.model.layers[-1]
-    with monkeypatch.context() as patch:
-        patch.setattr(last, "forward", lambda *given, **named: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            reader.logits()
-    assert torch.allclose(reader.logits(), Reader(attached, [[1, 5, 6, 7]]).logits(), atol=1e-5)
+        attached.scale.fill_(0.5)
+        x = torch.cat([attached.make_slots(history), attached.embed(IDS[:, 30:42])], dim=1)
+        expected = attached.hidden(x, skip=attached.slots)
+        before = KeyValueCache()
+        found = [attached.hidden(x[:, : attached.slots + 1], before)[:, -1:]]
+        for position in range(attached.slots + 1, x.shape[1]):
+            for _ in range(2):  # the first could have been interrupted
+                cache = KeyValueCache()
+                cache.layers |= before.layers
+                step = attached.hidden(x[:, position : position + 1], cache, start=position)
+            before = cache
+            found.append(step)
+    assert (torch.cat(found, dim=1) - expected).abs().max() < 1e-4
 
 
 def test_recall_lowers_the_loss_of_a_repeated_text_when_its_gates_are_fitted() -> None:

@@ -1,8 +1,11 @@
 """Tiny random models of each family that memories are attached to."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from logpast.data import train_bpe
 
 VOCABULARY = 97
 SIZES = {
@@ -41,3 +44,21 @@ def tiny(family: str = "llama") -> Any:
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
     return made.eval()
+
+
+def save_tiny(folder: Path, texts: list[str]) -> Path:
+    """A tiny Llama and a tokenizer of its own, as a folder that `transformers` loads."""
+    import transformers
+
+    train_bpe(texts, 300).save(folder)
+    _, settings = FAMILIES["llama"]
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), bos_token="<|endoftext|>", eos_token="<|endoftext|>"
+    )
+    tokenizer.save_pretrained(folder)
+    config = transformers.LlamaConfig(
+        **settings | {"vocab_size": 320, "bos_token_id": tokenizer.bos_token_id, "max_position_embeddings": 512}
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder

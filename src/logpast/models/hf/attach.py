@@ -4,13 +4,13 @@
 
 The sink is the first token of the text, to which pretrained models attend from everywhere. A slot is the embedding of
 one of the L tokens before the window, plus a learned scale times the log-compressed memory. The scales start at 0: a
-pretrained model cannot read blurred embeddings, so before training the slots are plain tokens. Positions before the start of the text are masked. `Recall` is mixed into
-the predictions; its gates see the last hidden state, as the head does.
+pretrained model cannot read blurred embeddings, so before training the slots are plain tokens. Positions before the
+start of the text are masked. `Recall` is mixed into the predictions; its gates see the last hidden state, as the head
+does.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,20 +55,22 @@ class Attached(Transformer):
     """
 
     Config = AttachedConfig
-    config: AttachedConfig  # type: ignore[assignment]
+    config: AttachedConfig
+    model: Any
 
     def __init__(self, model: nn.Module, config: AttachedConfig) -> None:
         nn.Module.__init__(self)  # not the parent's: embeddings, blocks and head are the model's
         self.model, self.config, self.window = model, config, config.window
         self.slots = config.sink + config.slots
-        self.trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         weight = self.table.weight
         if config.slots:
             self.memory = LogMemory(config.width, config.bank).to(weight.device)
             self.scale = nn.Parameter(torch.zeros(config.slots, 1, device=weight.device))
             with torch.no_grad():  # a scale of 1 is as large as a token's embedding
                 some = torch.arange(0, len(weight), -(-len(weight) // 4096), device=weight.device)
-                self.memory.norm.weight.fill_(float(self.embed(some).float().square().mean().sqrt()))
+                size = float(self.embed(some).float().square().mean().sqrt())
+            nn.init.constant_(self.memory.norm.get_parameter("weight"), size)
         if form := config.recall_form:
             self.recall = Recall(config.width, form, config.recall_limit).to(weight.device)
 
@@ -127,18 +129,23 @@ class Attached(Transformer):
         """
         past, seen = None, (x != 0).any(-1)
         if cache is not None:
-            past, before = cache.layers.get(self) or (self._new_cache(), seen[:, :0])
-            past, seen = _copy(past), torch.cat([before, seen], dim=1)
-            cache.layers[self] = past, seen
-        mask = None if seen.all() else seen.long()
+            layers = [cache.layers[number] for number in range(len(cache.layers) - 1)]
+            past = require("transformers").DynamicCache(layers)
+            seen = torch.cat([cache.layers[self][0], seen], dim=1) if layers else seen
         decoder = self.causal_lm.base_model
-        found: Tensor = decoder(
-            inputs_embeds=x, attention_mask=mask, past_key_values=past, use_cache=cache is not None
-        )[0]
+        mask = None if seen.all() else seen.long()
+        found: Tensor = decoder(inputs_embeds=x, attention_mask=mask, past_key_values=past, use_cache=past is not None)[
+            0
+        ]
+        if cache is not None and past is not None:
+            cache.layers = {number: (layer.keys, layer.values) for number, layer in enumerate(past.layers)}
+            cache.layers[self] = seen, seen
         return found[:, skip:]
 
-    def _new_cache(self) -> Any:
-        return require("transformers").DynamicCache(config=self.causal_lm.config)
+    def encode(self, history: Tensor, tokens: Tensor, followers: Tensor | None = None) -> Tensor:
+        """The last hidden states (B, m', d) of the window, which gates and head see."""
+        x = torch.cat([self.make_slots(history), self.embed(tokens, followers)], dim=1)
+        return self.hidden(x, skip=self.slots)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.causal_lm.get_output_embeddings()(hidden)
@@ -244,8 +251,8 @@ def _attach(model: Any, config: AttachedConfig, frozen: bool = True) -> Attached
 
 def detach_memory(attached: Attached) -> Any:
     """The model without its memories, as it was given to `attach_memory` (and trained since, if it was not frozen)."""
-    for name, parameter in attached.model.named_parameters():
-        parameter.requires_grad_(name in attached.trainable)
+    for parameter in attached.trainable:
+        parameter.requires_grad_(True)
     return attached.model
 
 
@@ -310,8 +317,15 @@ def load_model_tokenizer(source: str | Path, first_token: int | None = None) -> 
     return Pretrained(tokenizer.backend_tokenizer.to_str(), first_token)
 
 
+def save_model_tokenizer(source: str | Path, folder: Path) -> None:
+    """Copy the tokenizer of a model into a folder."""
+    _from_pretrained(require("transformers").AutoTokenizer, source).save_pretrained(folder)
+
+
 def _from_pretrained(auto: Any, source: str | Path, **options: Any) -> Any:
     path = Path(source)
+    if not path.exists() and (path.is_absolute() or len(path.parts) != 2 or str(source).startswith(".")):
+        raise UserError(f"{source} does not exist; give a folder, a .gguf file, or OWNER/NAME on the hub")
     if path.suffix == ".gguf":
         source, options = path.parent, {**options, "gguf_file": path.name}
     kind = "tokenizer" if "Tokenizer" in auto.__name__ else "causal language model"
@@ -330,13 +344,6 @@ def _first_token(names: Any) -> int | None:
         if found is not None:
             return int(found)
     return None
-
-
-def _copy(cache: Any) -> Any:
-    """A cache that can be extended while the given one stays as it is: its tensors are replaced, not changed."""
-    copied = copy.copy(cache)
-    copied.layers = [copy.copy(layer) for layer in cache.layers]
-    return copied
 
 
 def _check_decoder(model: Any) -> None:
