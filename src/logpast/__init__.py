@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from logpast.filters import FilterBank
     from logpast.generation import generate
     from logpast.memory import LogMemory
-    from logpast.models import LogMemoryConfig, RecentConfig, build
+    from logpast.models import LogMemoryConfig, RecentConfig, Stream, build
     from logpast.models.hf.attach import Attached, attach_memory, detach_memory, load_attached
     from logpast.paper.filters_figure import draw_filters
     from logpast.recall import Recall, RecallForm
@@ -42,7 +42,7 @@ _MODULES = {
     "logpast.filters": ("FilterBank",),
     "logpast.generation": ("generate",),
     "logpast.memory": ("LogMemory",),
-    "logpast.models": ("LogMemoryConfig", "RecentConfig", "build"),
+    "logpast.models": ("LogMemoryConfig", "RecentConfig", "Stream", "build"),
     "logpast.models.hf.attach": ("Attached", "attach_memory", "detach_memory", "load_attached"),
     "logpast.recall": ("Recall", "RecallForm"),
     "logpast.evaluation.scoring": ("score",),
@@ -62,6 +62,7 @@ __all__ = [
     "Recall",
     "RecallForm",
     "RecentConfig",
+    "Stream",
     "TokenStore",
     "TrainConfig",
     "UserError",

@@ -24,6 +24,7 @@ from logpast.models.hf.attach import (
     load_model,
     load_model_tokenizer,
 )
+from logpast.models.stream import Stream
 from logpast.training.optimizer import freeze
 from logpast.util.errors import UserError
 from models.hf.stories15m import save_stories15m
@@ -125,6 +126,20 @@ def test_one_token_at_a_time_gives_the_same_as_all_at_once(family: str, past: in
             before = cache
             found.append(step)
     assert (torch.cat(found, dim=1) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma3"])
+def test_stream_predicts_what_scoring_predicts(family: str) -> None:
+    attached, store = attach_memory(tiny(family), window=12, slots=9, recall=100), text(30)
+    with torch.no_grad():
+        attached.scale.fill_(0.5)
+        attached.recall.weight.normal_(std=0.1)
+    stream, found = Stream(attached, 1, batch=2), []
+    for token in store.tokens[:30].tolist():
+        stream.select([1, 0])
+        found.append(-float(stream.logits()[1].log_softmax(-1)[token]))
+        stream.push([token])
+    assert np.abs(np.array(found) - losses(attached, store)[:30]).max() < 1e-4
 
 
 def test_recall_lowers_the_loss_of_a_repeated_text_when_its_gates_are_fitted() -> None:
