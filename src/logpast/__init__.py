@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from logpast.generation import generate
     from logpast.memory import LogMemory
     from logpast.models import LogMemoryConfig, RecentConfig, Stream, build
+    from logpast.models.hf.attach import Attached, attach_memory, detach_memory, load_attached
     from logpast.paper.filters_figure import draw_filters
     from logpast.recall import Recall, RecallForm
     from logpast.sweeps.sweep import sweep
+    from logpast.training.attach import attach
     from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
     from logpast.training.loop import train
 
@@ -41,14 +43,17 @@ _MODULES = {
     "logpast.generation": ("generate",),
     "logpast.memory": ("LogMemory",),
     "logpast.models": ("LogMemoryConfig", "RecentConfig", "Stream", "build"),
+    "logpast.models.hf.attach": ("Attached", "attach_memory", "detach_memory", "load_attached"),
     "logpast.recall": ("Recall", "RecallForm"),
     "logpast.evaluation.scoring": ("score",),
+    "logpast.training.attach": ("attach",),
     "logpast.training.config": ("DataConfig", "OptimizerConfig", "TrainConfig"),
     "logpast.training.loop": ("train",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "Attached",
     "DataConfig",
     "FilterBank",
     "LogMemory",
@@ -63,11 +68,15 @@ __all__ = [
     "UserError",
     "__version__",
     "analyze",
+    "attach",
+    "attach_memory",
     "build",
     "compare",
+    "detach_memory",
     "draw_filters",
     "evaluate",
     "generate",
+    "load_attached",
     "open_tokens",
     "prepare",
     "score",

@@ -53,6 +53,9 @@ SECTIONS = {
             "checkpoint", "CHECKPOINT",
         ),
     },
+    "Use a pretrained model": {
+        "attach": Command("logpast.training.attach", "attach", "give a Hugging Face model a long past"),
+    },
     "Experiments": {
         "compare": Command(
             "logpast.comparison.compare", "compare", "train and score several systems at equal size and budget",

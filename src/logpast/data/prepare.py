@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import time
 from codecs import BOM_UTF8
 from collections import deque
@@ -298,7 +299,8 @@ def _write_tokens(
     workers: int | None,
 ) -> tuple[list[list[Any]], str]:
     """Write the ids of all sources. Returns the rows of documents.tsv and the SHA-256 of the ids."""
-    batches = _batches(_pieces(chain.from_iterable(map(read, sources, checksums)), PIECE), PIECE)
+    piece = PIECE if tokenizer.encodes_pieces else sys.maxsize
+    batches = _batches(_pieces(chain.from_iterable(map(read, sources, checksums)), piece), PIECE)
     encode = partial(_encode, tokenizer)
     total, sha256, rows = 0, hashlib.sha256(), list[list[Any]]()
     sizes = [source.size for source in sources]

@@ -1,7 +1,7 @@
-"""Tokenizers: GPT-2's vocabulary, or a byte-level BPE trained on your own text.
+"""Tokenizers: GPT-2's vocabulary, a byte-level BPE trained on your own text, or that of a pretrained model.
 
-Both split text with GPT-2's pattern before they merge bytes. Both treat "<|endoftext|>" in a text as ordinary text;
-the end-of-text token is only added by its id.
+The first two split text with GPT-2's pattern before they merge bytes. All treat "<|endoftext|>" in a text as ordinary
+text; the end-of-text token is only added by its id.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.util
 import json
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -44,11 +45,14 @@ class Tokenizer(ABC):
     """A vocabulary of byte strings, one of them end-of-text, and a way to split text into them.
 
     Attributes:
-        name: "gpt2", or "bpe-4096" for a trained BPE of that size.
+        name: "gpt2", "bpe-4096" for a trained BPE of that size, or "pretrained-49152" for a model's.
         size: the number of ids, including end-of-text.
         eot: the id of end-of-text.
         fingerprint: SHA-256 of vocabulary and merges. Tokenizers with equal fingerprints give equal tokens.
+        encodes_pieces: whether a text may be encoded in pieces that `data.prepare` cuts.
     """
+
+    encodes_pieces = True
 
     def __init__(self, name: str, vocabulary: list[bytes], eot: int, merges: Iterable[str] = ()) -> None:
         self.name, self.size, self.eot = name, len(vocabulary), eot
@@ -136,6 +140,51 @@ class BPE(Tokenizer):
         (folder / FILE).write_text(text, encoding="utf-8")
 
 
+class Pretrained(Tokenizer):
+    """The tokenizer of a pretrained model: any `tokenizer.json` of the `tokenizers` library.
+
+    Text is encoded as a whole, because its pattern may not be GPT-2's. Special tokens in a text are text.
+
+    Args:
+        content: the JSON.
+        eot: the id that every text starts with: the model's beginning-of-text.
+    """
+
+    encodes_pieces = False
+
+    def __init__(self, content: str, eot: int) -> None:
+        self._tokenizer = hf.Tokenizer.from_str(content)
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        special = {added.content for added in self._tokenizer.get_added_tokens_decoder().values()}
+        parsed = json.loads(self._tokenizer.to_str())
+        byte_level = "ByteLevel" in json.dumps(parsed["decoder"])
+        vocabulary = [b""] * (max([eot, *ids.values()]) + 1)
+        for token, i in ids.items():
+            vocabulary[i] = token.encode() if token in special else _token_bytes(token, byte_level)
+        super().__init__(f"pretrained-{len(vocabulary)}", vocabulary, eot, [json.dumps(parsed, sort_keys=True)])
+
+    def encode(self, text: str) -> npt.NDArray[np.uint32]:
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return np.array(encoding.ids, dtype=np.uint32)
+
+    def save(self, folder: Path) -> None:
+        content = {"name": "pretrained", "eot": self.eot, "tokenizer": json.loads(self._tokenizer.to_str())}
+        (folder / FILE).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def _token_bytes(token: str, byte_level: bool) -> bytes:
+    """The bytes of a token: written as GPT-2's characters, or as SentencePiece's, with ▁ for a space."""
+    if byte_level:
+        to_byte = _character_to_byte()
+        return bytes(to_byte[c] for c in token) if all(c in to_byte for c in token) else token.encode()
+    if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", token):
+        return bytes.fromhex(byte[1])
+    return token.replace("\u2581", " ").encode()
+
+
 def load_tokenizer(spec: str | Path) -> Tokenizer:
     """Load "gpt2", a `tokenizer.json`, or the tokenizer of a folder that has one (a store or a checkpoint)."""
     if str(spec) == "gpt2":
@@ -149,6 +198,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     try:
         content = path.read_text(encoding="utf-8")
         parsed = json.loads(content)
+        if parsed.get("name") == "pretrained":
+            return Pretrained(json.dumps(parsed["tokenizer"], ensure_ascii=False), parsed["eot"])
         if parsed.get("name") != "gpt2":
             _check_supported(parsed)
             return BPE(content)

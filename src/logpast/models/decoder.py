@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ class KeyValueCache:
     """Keys and values of the sequence so far, for generation one token at a time."""
 
     def __init__(self) -> None:
-        self.layers: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self.layers: dict[Any, tuple[Tensor, Tensor]] = {}  # by module, or as a subclass of Transformer needs
 
     def extend(self, layer: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if layer in self.layers:

@@ -1,0 +1,324 @@
+"""`logpast attach`: give a pretrained Hugging Face model a memory, fit it on a text, and save it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+from collections.abc import Callable
+from functools import partial
+from itertools import chain, islice, repeat
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Column, Table
+from torch import Tensor, nn
+
+from logpast.data import TokenStore, open_tokens
+from logpast.data.batching import Streams, Windows
+from logpast.evaluation.metrics import perplexity
+from logpast.evaluation.scoring import score
+from logpast.models.hf import require
+from logpast.models.hf.attach import Attached, attach_memory, load_model, load_model_tokenizer, save_model_tokenizer
+from logpast.training.optimizer import freeze
+from logpast.util.environment import pick_device
+from logpast.util.errors import Diverged, UserError
+from logpast.util.files import atomic_folder
+from logpast.util.progress import progress_bar
+from logpast.util.validation import validate_arguments
+
+Train = Literal["gates", "slots", "lora", "all"]
+TRAINED = {"gates": ["recall"], "slots": ["recall", "memory"]}  # and the slots' scale; lora and all train these, too
+MODEL_RATE = {"lora": 3e-4, "all": 3e-5}
+GATES_TOKENS = 131_072  # their hidden states are kept in memory
+HELD_OUT = 0.1  # of a text without a validation text
+WARMUP = 10  # steps
+CLIP = 1.0
+BATCH = 8  # windows to score at a time
+LORA_MODULES = r".*\.(q_proj|k_proj|v_proj|o_proj|c_attn|c_proj)"  # attention, by Llama's and GPT-2's names
+
+Indices = NDArray[np.int64]
+Losses = Callable[[Indices], tuple[Tensor, Tensor]]  # of these windows: losses in nats, and which of them count
+
+
+@validate_arguments
+def attach(
+    model: str,
+    data: str,
+    out: Path,
+    validation: str | None = None,
+    window: int = 256,
+    recall: int = 8192,
+    slots: int = 0,
+    sharpness: float = 100,
+    sink: bool = True,
+    train: Train = "gates",
+    steps: int = 300,
+    batch_size: int = 8,
+    tokens: int | None = None,
+    learning_rate: float = 3e-3,
+    model_learning_rate: float | None = None,
+    lora_rank: int = 8,
+    validation_tokens: int = 65_536,
+    streams: Streams = "document",
+    save_model: bool | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    cache: Path | None = None,
+) -> dict[str, Any]:
+    """Give a pretrained Hugging Face model a long past: attach recall and slots, fit them on a text, and save them.
+
+    The model attends to a short window. Recall looks up what followed the same tokens before, up to --recall tokens
+    back, and mixes it into the predictions. By default only its gates are fitted and the model stays as it is, which
+    takes minutes on a CPU. Needs the extra hf: pip install 'logpast[hf]'.
+
+    Examples:
+        logpast attach --model path/to/SmolLM2-135M --data mybooks/ --validation other.txt --out attached/mine
+        logpast attach --model model.gguf --data mybooks/ --out attached/mine --window 512
+        logpast attach --model path/to/model --data mybooks/ --out attached/tuned --train lora --slots 53 --steps 500
+
+    Args:
+        model: a folder with a causal language model and its tokenizer, a .gguf file, or a name on the hub.
+        data: the text to fit on: a file, folder or glob, or a split of a corpus such as pg19:validation.
+        out: the folder to create. It must not exist, and it appears only when it is complete.
+        validation: the text to score; by default the last tenth of the text, which is then not used for fitting.
+        window: m, the number of most recent tokens that the model attends to.
+        recall: how many tokens back to look up what followed the last tokens before; 0: no recall.
+        slots: L, positions before the window. Each holds one token and, once trained, a part of the compressed past.
+        sharpness: k of the memory's filters.
+        sink: keep the first token of a text in front of every window.
+        train: gates fits recall only. slots also fits the norm and the scale of the slots. lora also trains adapters of
+            the attention, with peft. all also trains the whole model.
+        steps: number of training steps.
+        batch_size: windows in each step.
+        tokens: fit on at most this many tokens, in windows from all over the text; by default 131,072 for gates, whose
+            hidden states are computed once and kept in memory, else all.
+        learning_rate: of gates and slots; it decays to 0 along a cosine.
+        model_learning_rate: of the model; by default 3e-4 for lora and 3e-5 for all.
+        lora_rank: rank of the adapters.
+        validation_tokens: score about this many tokens from the start of the validation text.
+        streams: document keeps the past within a document; corpus treats the text as one document.
+        save_model: also write the model's own files into the folder; by default only with --train all.
+        seed: of the order of the windows and of the adapters.
+        device: auto, cpu, cuda or mps.
+        cache: folder for tokenized texts; by default $LOGPAST_CACHE, else ~/.cache/logpast.
+
+    Returns:
+        nats per token and perplexity of the model before, with memory, and of the control.
+    """
+    _check_options(steps=steps, batch_size=batch_size, lora_rank=lora_rank, validation_tokens=validation_tokens)
+    out = Path(os.path.abspath(out))
+    if os.path.lexists(out):
+        raise UserError(f"{out} already exists: choose another --out, or delete it first")
+    if not recall and (train == "gates" or not slots):
+        raise UserError("without recall there are no gates to fit; leave out --recall 0, or add --slots and --train")
+    on = pick_device(device)
+    attached = attach_memory(load_model(model).to(on), window, slots, recall, sharpness, sink, frozen=False)
+    store, held_out = _open_texts(model, attached, data, validation, cache)
+    measure = partial(_score, store=held_out, streams=streams, device=on, limit=validation_tokens)
+    fit = _Fit(store, streams, on, steps, batch_size, tokens or (GATES_TOKENS if train == "gates" else len(store)),
+               learning_rate, model_learning_rate or MODEL_RATE.get(train, 0.0), seed)  # fmt: skip
+    scores = {}
+    if train != "gates":
+        scores["model"] = measure(attached, "scoring the model")[1]
+    if train in MODEL_RATE:
+        # the same fine-tuning, with the slots as plain tokens and without recall
+        control = attach_memory(copy.deepcopy(attached.model), window, slots, 0, sharpness, sink, frozen=False)
+        _choose(control, train, lora_rank, seed, memory=False)
+        fit(control, "fitting the control")
+        scores["control"] = measure(control, "scoring the control")[1]
+        del control
+    _choose(attached, train, lora_rank, seed)
+    fit(attached, "fitting")
+    scores["memory"], scores["own"] = measure(attached, "scoring with memory")
+    scores = {"model": scores["own"]} | scores
+    result = {name: {"nats_per_token": nats, "ppl_token": perplexity(nats, 1)} for name, nats in scores.items()}
+    with atomic_folder(out) as folder:
+        attached.save_pretrained(folder, train == "all" if save_model is None else save_model)
+        save_model_tokenizer(model, folder)
+        (folder / "scores.json").write_text(json.dumps(result, indent=2) + "\n")
+    _print(result, attached, out)
+    return result
+
+
+def _check_options(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise UserError(f"{name} must be at least 1, got {value}")
+
+
+def _open_texts(
+    model: str, attached: Attached, data: str, validation: str | None, cache: Path | None
+) -> tuple[TokenStore, TokenStore]:
+    """The text to fit on and the text to score."""
+    tokenizer = load_model_tokenizer(model, attached.config.first_token)
+    if tokenizer.size > attached.table.num_embeddings:
+        raise UserError(
+            f"the tokenizer of {model} has {tokenizer.size} tokens, but the model has {attached.table.num_embeddings} "
+            "embeddings; give the model with its own tokenizer"
+        )
+    store = open_tokens(data, tokenizer, cache)
+    store, held_out = (store, open_tokens(validation, tokenizer, cache)) if validation else _split(store)
+    for name, part in ((data, store), (validation or data, held_out)):
+        if len(part) < attached.window:
+            raise UserError(f"{name} is too short: {len(part)} tokens, less than a window; use more text")
+    return store, held_out
+
+
+def _split(store: TokenStore) -> tuple[TokenStore, TokenStore]:
+    """The text without its last tenth, and its last tenth."""
+    cut, starts = round((1 - HELD_OUT) * len(store)), store.documents.start
+    ends = starts + store.documents.tokens
+    first = [store.tokens[start : min(end, cut)] for start, end in zip(starts, ends, strict=True) if start < cut]
+    last = [store.tokens[max(start, cut) : end] for start, end in zip(starts, ends, strict=True) if end > cut]
+    size, eot = store.tokenizer.size, store.tokenizer.eot
+    return TokenStore.in_memory(first, size, eot), TokenStore.in_memory(last or [store.tokens[:0]], size, eot)
+
+
+def _choose(attached: Attached, train: Train, rank: int, seed: int, memory: bool = True) -> None:
+    """Turn on the gradients of what is trained; of a control without those of the memories."""
+    if train == "lora":
+        torch.manual_seed(seed)
+        peft = require("peft")
+        config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=LORA_MODULES, task_type="CAUSAL_LM")
+        attached.model = peft.get_peft_model(attached.model, config)
+    elif train in TRAINED:
+        own = [name for name, _ in attached.named_children() if name in TRAINED[train]]
+        freeze(attached, [f"!{name}" for name in own] + (["!scale"] if "memory" in own else []))
+    if not memory and attached.config.slots:
+        freeze(attached, ["memory", "scale"])
+
+
+class _Fit:
+    """Trains the chosen parameters of a model: AdamW, with a linear warm-up and a cosine decay to 0."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        streams: Streams,
+        device: torch.device,
+        steps: int,
+        batch_size: int,
+        tokens: int,
+        rate: float,
+        model_rate: float,
+        seed: int,
+    ) -> None:
+        self.store, self.streams, self.device = store, streams, device
+        self.steps, self.batch_size, self.tokens, self.seed = steps, batch_size, tokens, seed
+        self.rates = {False: rate, True: model_rate}
+
+    def __call__(self, attached: Attached, title: str) -> None:
+        form = attached.config.recall_form
+        windows = Windows(self.store, attached.window, attached.history, self.streams, device=self.device, recall=form)
+        random = np.random.default_rng(self.seed)
+        chosen = random.permutation(len(windows))[: max(1, self.tokens // attached.window)]
+        trained = [(name, p) for name, p in attached.named_parameters() if p.requires_grad]
+        by_rate = {
+            rate: [p for name, p in trained if name.startswith("model.") == own] for own, rate in self.rates.items()
+        }
+        optimizer = torch.optim.AdamW(
+            [{"params": some, "lr": rate} for rate, some in by_rate.items()], weight_decay=0.01
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._decay)
+        gates_only = all(name.startswith("recall.") for name, _ in trained) and not (form and form.input)
+        attached.train(any(name.startswith("model.") for name, _ in trained))
+        losses = (
+            self._from_states(attached, windows, chosen)
+            if gates_only
+            else self._from_batches(attached, windows, chosen)
+        )
+        order = chain.from_iterable(random.permutation(len(chosen)) for _ in repeat(None))
+        with progress_bar(title, self.steps) as progress:
+            for step in range(self.steps):
+                nats, scored = losses(np.fromiter(islice(order, self.batch_size), np.int64))
+                loss = nats.sum() / scored.sum().clamp(min=1)
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_([p for _, p in trained], CLIP)
+                optimizer.step()
+                schedule.step()
+                if not math.isfinite(value := float(loss.detach())):
+                    raise Diverged(f"the loss is {value} after {step + 1} steps; lower the learning rates")
+                progress.update(step + 1, f"ppl {perplexity(value, 1):.2f}")
+        attached.eval()
+
+    def _decay(self, step: int) -> float:
+        return min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+    def _from_batches(self, attached: Attached, windows: Windows, chosen: Indices) -> Losses:
+        def losses(rows: Indices) -> tuple[Tensor, Tensor]:
+            batch = windows.batch(chosen[rows]).to(self.device)
+            return attached(*batch.inputs), batch.targets >= 0
+
+        return losses
+
+    def _from_states(self, attached: Attached, windows: Windows, chosen: Indices) -> Losses:
+        """Only gates are trained: hidden states and losses of the model are computed once."""
+        kept = list[tuple[Tensor, ...]]()
+        with progress_bar("reading", len(chosen)) as progress, torch.no_grad():
+            for first in range(0, len(chosen), self.batch_size):
+                batch = windows.batch(chosen[first : first + self.batch_size]).to(self.device)
+                hidden = attached.encode(batch.history, batch.tokens)
+                own = attached.own_nats(hidden, batch.targets)
+                kept.append((hidden, own, batch.targets, batch.inputs[3]))
+                progress.update(first + len(hidden))
+        hidden, own, targets, counts = (torch.cat(parts) for parts in zip(*kept, strict=True))
+
+        def losses(rows: Indices) -> tuple[Tensor, Tensor]:
+            index = torch.from_numpy(rows).to(self.device)
+            scored = targets[index] >= 0
+            return attached.recall(hidden[index], own[index], counts[index]) * scored, scored
+
+        return losses
+
+
+class _WithAndWithoutRecall(nn.Module):
+    """A model for `score`: the loss of each target with recall and without."""
+
+    def __init__(self, attached: Attached) -> None:
+        super().__init__()
+        self.attached = attached
+
+    def forward(self, history: Tensor, tokens: Tensor, targets: Tensor, counts: Tensor | None = None) -> Tensor:
+        hidden = self.attached.encode(history, tokens)
+        own = self.attached.own_nats(hidden, targets)
+        return torch.stack([own if counts is None else self.attached.recall(hidden, own, counts), own], dim=-1)
+
+
+def _score(
+    attached: Attached, title: str, store: TokenStore, streams: Streams, device: torch.device, limit: int
+) -> tuple[float, float]:
+    """Nats per token with recall and without."""
+    with progress_bar(title, min(limit, len(store))) as progress:
+        nats = score(
+            _WithAndWithoutRecall(attached), store, attached.window, attached.history, BATCH, streams, device, limit,
+            progress=progress.update, recall=attached.config.recall_form, shape=(2,),
+        )  # fmt: skip
+    with_recall, own = nats.mean(axis=0)
+    return float(with_recall), float(own)
+
+
+def _print(result: dict[str, dict[str, float]], attached: Attached, out: Path) -> None:
+    names = {
+        "model": f"model, windows of {attached.window}",
+        "control": "control: tuned without memory",
+        "own": "after tuning, without recall",
+        "memory": "with memory",
+    }
+    table = Table("", *(Column(head, justify="right") for head in ("ppl_token", "nats/token", "vs model")))
+    before = result["model"]["nats_per_token"]
+    for name, text in names.items():
+        if name in result and (name != "own" or result["own"] != result["model"]):
+            nats, ppl = result[name]["nats_per_token"], result[name]["ppl_token"]
+            table.add_row(text, f"{ppl:.2f}", f"{nats:.4f}", "" if name == "model" else f"{nats - before:+.4f}")
+    console = Console(emoji=False, markup=False)
+    console.print(table)
+    if "control" not in result:
+        console.print("The control is the model itself: only the memory was trained.", soft_wrap=True)
+    console.print(f"saved in {out}; load it with logpast.load_attached", soft_wrap=True, highlight=False)

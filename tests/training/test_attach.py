@@ -1,0 +1,156 @@
+"""The command `attach`: what each kind of training changes, the scores it prints, and its errors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import TEXT
+from logpast.cli import main
+from logpast.data import TokenStore, open_tokens
+from logpast.evaluation.scoring import score
+from logpast.models.hf.attach import load_attached, load_model_tokenizer
+from logpast.recall import RecallForm
+from logpast.training.attach import _split, attach
+from logpast.util.errors import UserError
+from models.hf.tiny import save_tiny
+
+pytest.importorskip("transformers")
+
+SMALL: dict[str, Any] = {"window": 16, "recall": 200, "steps": 3, "batch_size": 2, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return save_tiny(folder, [TEXT])
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text that repeats itself, which recall can copy."""
+    file = tmp_path_factory.mktemp("text") / "repeated.txt"
+    file.write_text(TEXT * 5)
+    return file
+
+
+def weights_of(model: Path) -> dict[str, torch.Tensor]:
+    return load_file(model / "model.safetensors")
+
+
+def test_fitted_gates_lower_the_loss_and_leave_the_model_alone(
+    model: Path, repeated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = weights_of(model)
+    scores = attach(str(model), str(repeated), tmp_path / "out", **SMALL | {"steps": 40, "learning_rate": 0.05})
+    assert scores["memory"]["nats_per_token"] < scores["model"]["nats_per_token"] - 1
+    assert scores["own"] == scores["model"]
+    assert json.loads((tmp_path / "out" / "scores.json").read_text()) == scores
+    assert f"{scores['memory']['ppl_token']:.2f}" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert all(torch.equal(value, before[name]) for name, value in weights_of(model).items())
+
+
+def test_scores_are_those_of_the_saved_model(model: Path, repeated: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text(TEXT * 2)
+    scores = attach(
+        str(model), str(repeated), tmp_path / "out", str(tmp_path / "other.txt"), slots=9, train="slots",
+        learning_rate=0.05, **SMALL,
+    )  # fmt: skip
+    attached = load_attached(tmp_path / "out")
+    assert attached.scale.abs().min() > 0
+    store = open_tokens(
+        str(tmp_path / "other.txt"), load_model_tokenizer(tmp_path / "out", attached.config.first_token)
+    )
+    nats = score(attached, store, 16, attached.history, 4, "document", recall=attached.config.recall_form)
+    assert nats.mean() == pytest.approx(scores["memory"]["nats_per_token"], abs=1e-5)
+    assert scores["own"] != scores["model"]
+
+
+@pytest.mark.parametrize("train", ["lora", "all"])
+def test_fine_tuned_model_is_compared_with_the_same_fine_tuning_without_memory(
+    train: Any, model: Path, repeated: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    before = weights_of(model)
+    how = SMALL | {"steps": 8, "model_learning_rate": 1e-2}
+    scores = attach(str(model), str(repeated), tmp_path / "out", slots=9, train=train, **how)
+    assert set(scores) == {"model", "control", "memory", "own"}
+    assert scores["control"]["nats_per_token"] < scores["model"]["nats_per_token"] - 0.01
+    assert scores["memory"]["nats_per_token"] < scores["control"]["nats_per_token"] - 0.1
+    assert all(torch.equal(value, before[name]) for name, value in weights_of(model).items())
+    saved = "adapter_model.safetensors" if train == "lora" else "model.safetensors"
+    assert (tmp_path / "out" / saved).exists()
+    trained = load_attached(tmp_path / "out").causal_lm.state_dict()
+    changed = [name for name, value in trained.items() if name in before and not torch.equal(value, before[name])]
+    assert bool(changed) == (train == "all")
+
+
+def test_control_without_recall_is_the_slots_as_plain_tokens(model: Path, repeated: Path, tmp_path: Path) -> None:
+    """With a rate of 0 for the model, fine-tuning changes nothing, so the control is the model itself."""
+    how = SMALL | {"recall": 0, "model_learning_rate": 1e-30, "learning_rate": 10.0}
+    scores = attach(str(model), str(repeated), tmp_path / "out", slots=9, train="all", **how)
+    assert scores["control"]["nats_per_token"] == pytest.approx(scores["model"]["nats_per_token"], abs=1e-6)
+    assert scores["memory"] == scores["own"] != scores["model"]
+
+
+def test_without_a_validation_text_the_last_tenth_is_held_out(model: Path, repeated: Path, tmp_path: Path) -> None:
+    store = TokenStore.in_memory([np.arange(50), np.arange(30), np.arange(20)], 60, eot=59)
+    first, last = _split(store)
+    assert np.array_equal(np.concatenate([first.tokens, last.tokens]), store.tokens)
+    assert (first.documents.tokens.tolist(), last.documents.tokens.tolist()) == ([50, 30, 10], [10])
+    scores = attach(str(model), str(repeated), tmp_path / "out", **SMALL)
+    tokenizer = load_model_tokenizer(model)
+    _, last = _split(open_tokens(str(repeated), tokenizer))
+    nats = score(load_attached(tmp_path / "out"), last, 16, 1, recall=RecallForm(200))
+    assert nats.mean() == pytest.approx(scores["memory"]["nats_per_token"], abs=1e-5)
+
+
+def test_same_seed_gives_the_same_gates(model: Path, repeated: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        attach(str(model), str(repeated), tmp_path / name, **SMALL)
+    one, two = (load_file(tmp_path / name / "logpast.safetensors") for name in ("one", "two"))
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(["attach", *map(str, words), "--device", "cpu"])
+    assert stop.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("logpast: ")
+    return line
+
+
+def test_mistakes_are_one_line(model: Path, repeated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import transformers
+
+    text, out = ["--data", repeated, "--window", 16], ["--out", tmp_path / "out"]
+    (tmp_path / "there").mkdir()
+    assert "there already exists" in error_of(capsys, "--model", model, *text, "--out", tmp_path / "there")
+    assert "nowhere" in error_of(capsys, "--model", tmp_path / "nowhere", *text, *out)
+    (tmp_path / "short.txt").write_text("A few words.")
+    assert "too short" in error_of(capsys, "--model", model, "--data", tmp_path / "short.txt", *out)
+    assert "--recall 0" in error_of(capsys, "--model", model, *text, *out, "--recall", 0)
+    assert "steps must be at least 1" in error_of(capsys, "--model", model, *text, *out, "--steps", 0)
+    sizes = {"num_layers": 1, "d_model": 16, "d_ff": 16, "num_heads": 2, "vocab_size": 50}
+    transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(tmp_path / "t5")
+    assert "no causal language model" in error_of(capsys, "--model", tmp_path / "t5", *text, *out)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((model / name).read_bytes())
+    assert "no tokenizer" in error_of(capsys, "--model", bare, *text, *out)
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_extra_is_an_error_with_the_fix(
+    model: Path, repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(UserError, match=r"pip install 'logpast\[hf\]'"):
+        attach(str(model), str(repeated), tmp_path / "out", **SMALL)
