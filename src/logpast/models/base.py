@@ -79,6 +79,19 @@ def check_limit(name: str, limit: float) -> None:
         raise UserError(f"{name} must be above 0 and at most 1, got {limit}")
 
 
+class Recomputable(nn.Module):
+    """A block of a model. With gradient checkpointing, which transformers switches on, its activations are computed
+    again in the backward pass instead of being kept.
+    """
+
+    gradient_checkpointing = False
+
+    def __call__(self, *args: Any) -> Any:
+        if self.gradient_checkpointing and self.training:
+            return self._gradient_checkpointing_func(super().__call__, *args)
+        return super().__call__(*args)
+
+
 class LanguageModel(nn.Module):
     """Embedding table, head and loss; subclasses add the `blocks` between them."""
 
