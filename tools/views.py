@@ -12,6 +12,8 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
+from safetensors.numpy import load_file
+
 from logpast.analysis.labels import difference, span, spans
 from logpast.analysis.saved import WAYS, read_analysis
 from logpast.comparison import table as comparison_table
@@ -284,13 +286,80 @@ def _recall_pilots(results: Path) -> str:
     return as_markdown(Table(["form", "seed", "WikiText-103 validation", "wiki22k:rest[:500]", "mean − base"], lines))
 
 
+def _system(row: Row) -> str:
+    """The system of a sweep's cell: recall, of the run wiki22k-recall-seed0."""
+    return str(row["run"]).partition("-")[2].rpartition("-")[0]
+
+
+def _recall_worth(results: Path) -> str:
+    """One row per text and seed: losses of the control, the memory and recall, and their differences."""
+    losses: dict[tuple[str, str, int], dict[str, float]] = {}
+    for file in ("sweep-controls", "sweep-recall", "controls-in-domain", "recall-in-domain"):
+        for row in _rows(results, file):
+            text, seed = row["test_data"]["name"], row["seed"]
+            key = row["train_data"]["name"], text, seed
+            losses.setdefault(key, {})[_system(row)] = math.log(row["scores"]["ppl_token"])
+            if text == "wikitext103:test":
+                key = row["train_data"]["name"], "the same without `=` tokens", seed
+                losses.setdefault(key, {})[_system(row)] = _without_equals(results, row)
+    systems = ("delta", "k200", "recall")
+    rows = [
+        [*key[:2], str(key[2]), *(f"{found[each]:.4f}" for each in systems),
+         *(f"{found[each] - found['delta']:+.4f}" for each in systems[1:])]
+        for key, found in losses.items()
+    ]  # fmt: skip
+    heads = ["trained on", "scored on", "seed", "control", "memory", "recall", "memory − control", "recall − control"]
+    return as_markdown(Table(heads, rows))
+
+
+def _without_equals(results: Path, row: Row) -> float:
+    """The mean loss over the tokens of WikiText-103's test set without an equals sign, which marks headings."""
+    name = f"{row['train_data']['name'].replace(':', '-')}-{_system(row)}-seed{row['seed']}"
+    nats, equals = (
+        load_file(results / "nats" / f"{file}.safetensors")["wikitext103_test"] for file in (name, "equals")
+    )
+    return float(nats[~equals].mean(dtype="float64"))
+
+
+def _recall_windows(results: Path) -> str:
+    """One row per window length and seed: losses of control and recall on both test texts."""
+    losses: dict[tuple[str, str], dict[str, float]] = {}
+    for file in ("sweep-recall-windows", "recall-windows-in-domain"):
+        for row in _rows(results, file):
+            window, system, seed = row["run"].split("-")
+            column = f"{row['test_data']['name']}, {system}"
+            losses.setdefault((window, seed[-1]), {})[column] = math.log(row["scores"]["ppl_token"])
+    rows = []
+    for (window, seed), found in losses.items():
+        line = [f"256, {window}" if window == "k200" else window, seed]
+        for text in ("wikitext103:test", "wiki22k:test"):
+            control, recall = found[f"{text}, control"], found[f"{text}, recall"]
+            line += [f"{control:.4f}", f"{recall:.4f}", f"{recall - control:+.4f}"]
+        rows.append(line)
+    texts = ("WikiText-103 test", "wiki22k:test")
+    heads = [f"{text}, {what}" for text in texts for what in ("control", "recall", "difference")]
+    return as_markdown(Table(["window", "seed", *heads], rows))
+
+
 def _recall_price(results: Path) -> str:
     table = read_table(results, "recall_train_gpu")
     ms, ratio = {row["case"]: row["ms"] for row in table["rows"]}, table["step_time_ratios"]
     return (
         f"control {ms['delta']:.2f} ms; with recall of 8,192 tokens {ms['recall']:.2f} ms, "
-        f"{ratio['recall / delta']:.3f} times; of 1,048,576 tokens {ms['recall-1m']:.2f} ms, "
-        f"{ratio['recall-1m / recall']:.3f} times that"
+        f"{ratio['recall / delta']:.3f} times; of 65,536 tokens {ratio['recall-65k / recall']:.3f} times that, of "
+        f"1,048,576 tokens {ratio['recall-1m / recall']:.3f} times"
+    )
+
+
+def _recall_use(results: Path) -> str:
+    rows = read_table(results, "recall_gpu")["rows"]
+    seconds = {row["recall"]: row["seconds"] for row in rows if row["what"] == "score"}
+    ms = {(row["recall"], row["past"]): row["ms_per_token"] for row in rows if row["what"] == "generate"}
+    short, long = 1000, 10**6
+    return (
+        f"scoring WikiText-103's test set {seconds[0]:.2f} s without recall, {seconds[8192]:.2f} s with recall of "
+        f"8,192 tokens, {seconds[2**20]:.2f} s of 1,048,576; generating a token {ms[0, short]:.1f} ms without recall, "
+        f"{ms[2**20, short]:.1f} ms with it after {short:,} tokens, {ms[2**20, long]:.1f} ms after {long:,}"
     )
 
 
@@ -521,7 +590,10 @@ VIEWS: dict[str, View] = {
     "fast-step": _fast_step,
     "controls": _controls,
     "recall-pilots": _recall_pilots,
+    "recall-worth": _recall_worth,
+    "recall-windows": _recall_windows,
     "recall-price": _recall_price,
+    "recall-use": _recall_use,
     **{file: partial(_comparison, file=file) for file in COMPARISONS},
     "rivals-pg19-short": _comparison_short,
     "rivals-pg19-speeds": _speeds,

@@ -143,3 +143,21 @@ def test_with_recall_losses_do_not_depend_on_later_tokens_or_the_batch_size(syst
 def test_state_bytes_count_what_recall_keeps() -> None:
     plain, recalling = (build(dataclasses.replace(CONTROL, recall=reach)) for reach in (0, 50))
     assert recalling.state_bytes - plain.state_bytes == 4 * (50 - plain.history)
+
+
+def test_with_recall_the_models_own_loss_trains_the_model_and_the_mixture_the_gates() -> None:
+    model = build(dataclasses.replace(CONTROL, recall=30)).double()
+    torch.nn.init.zeros_(model.recall.weight)  # the gates then depend on no hidden state
+    hidden, targets = torch.randn(2, 5, 16, dtype=torch.float64, requires_grad=True), torch.randint(20, (2, 5))
+    counts = torch.randint(3, (2, 5, 1, 5, 4)) * torch.tensor([2, 1]).view(2, 1, 1)
+    nats, own = model.nats(hidden, targets, counts), model.own_nats(hidden, targets)
+    assert torch.equal(nats, model.recall(hidden, own, counts))
+    of_nats, of_own = (torch.autograd.grad(each.sum(), [hidden, model.table.weight]) for each in (nats, own))
+    torch.testing.assert_close(of_nats, of_own)
+    gates = [model.recall.bias, model.recall.confidence]
+    mixture = model.recall(hidden, model.own_nats(hidden, targets), counts)
+    of_nats, of_mixture = (
+        torch.autograd.grad(each.sum(), gates) for each in (model.nats(hidden, targets, counts), mixture)
+    )
+    torch.testing.assert_close(of_nats, of_mixture)
+    assert not torch.equal(nats, own)

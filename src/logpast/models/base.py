@@ -150,11 +150,16 @@ class LanguageModel(nn.Module):
         return F.linear(hidden, self.table.weight)
 
     def nats(self, hidden: Tensor, targets: Tensor, counts: Tensor | None = None) -> Tensor:
-        """The loss of each target in nats; 0 where the target is -1. With recall it needs the counts of a `Batch`."""
-        nats = self.own_nats(hidden, targets)
-        if self.config.recall:
-            nats = self.recall(hidden, nats, counts).masked_fill(targets < 0, 0)
-        return nats
+        """The loss of each target in nats; 0 where the target is -1. With recall it needs the counts of a `Batch`.
+
+        With recall this is the loss of the mixture, whose gradient trains the gates. The rest of the model gets the
+        gradient of its own loss: from the mixture's it would learn little where copies are right, and end up worse.
+        """
+        own = self.own_nats(hidden, targets)
+        if not self.config.recall:
+            return own
+        mixed: Tensor = self.recall(hidden, own.detach(), counts).masked_fill(targets < 0, 0)
+        return mixed + (own - own.detach())
 
     def own_nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """The same before recall is mixed in."""

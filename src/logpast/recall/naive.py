@@ -1,4 +1,4 @@
-"""Recall as it is defined, by brute force; `index` and `past` are tested against this module.
+"""Recall as it is defined, by brute force; `index` and `matching` are tested against this module.
 
 To predict the token after s_1 … s_p, recall looks at every earlier position p − t (t ≥ 1, the lag) where the last n
 tokens were the same, n = 0, 1, …, `orders`. The token that followed there, s_(p − t + 1), is a candidate. Matches are
