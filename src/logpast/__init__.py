@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from logpast.generation import generate
     from logpast.memory import LogMemory
     from logpast.models import LogMemoryConfig, RecentConfig, build
+    from logpast.models.hf import LogPastConfig, LogPastForCausalLM
+    from logpast.models.hf.export import export
     from logpast.paper.filters_figure import draw_filters
     from logpast.recall import Recall, RecallForm
     from logpast.sweeps.sweep import sweep
@@ -41,6 +43,8 @@ _MODULES = {
     "logpast.generation": ("generate",),
     "logpast.memory": ("LogMemory",),
     "logpast.models": ("LogMemoryConfig", "RecentConfig", "build"),
+    "logpast.models.hf": ("LogPastConfig", "LogPastForCausalLM"),
+    "logpast.models.hf.export": ("export",),
     "logpast.recall": ("Recall", "RecallForm"),
     "logpast.evaluation.scoring": ("score",),
     "logpast.training.config": ("DataConfig", "OptimizerConfig", "TrainConfig"),
@@ -53,6 +57,8 @@ __all__ = [
     "FilterBank",
     "LogMemory",
     "LogMemoryConfig",
+    "LogPastConfig",
+    "LogPastForCausalLM",
     "OptimizerConfig",
     "Recall",
     "RecallForm",
@@ -66,6 +72,7 @@ __all__ = [
     "compare",
     "draw_filters",
     "evaluate",
+    "export",
     "generate",
     "open_tokens",
     "prepare",

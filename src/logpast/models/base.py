@@ -8,6 +8,7 @@ the next.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -85,6 +86,7 @@ class Recomputable(nn.Module):
     """
 
     gradient_checkpointing = False
+    _gradient_checkpointing_func: Callable[..., Any]
 
     def __call__(self, *args: Any) -> Any:
         if self.gradient_checkpointing and self.training:

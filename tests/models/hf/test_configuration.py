@@ -22,7 +22,12 @@ def test_config_is_the_same_after_saving_and_loading(model: LogMemoryConfig, tmp
 def test_sizes_have_the_names_of_transformers() -> None:
     config = LogPastConfig(model={"system": "recent", "layers": 3, "heads": 2, "width": 8, "vocabulary": 64})
     assert config.model_config == RecentConfig(layers=3, heads=2, width=8, vocabulary=64)
-    assert (config.vocab_size, config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (64, 8, 3, 2)
+    assert (config.vocab_size, config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (
+        64,
+        8,
+        3,
+        2,
+    )
     config.vocab_size = 65
     assert config.model_config.vocabulary == 65
 

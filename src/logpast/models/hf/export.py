@@ -52,7 +52,7 @@ def export(checkpoint: Path, to: Literal["hf", "logpast"], out: Path, results: P
             folder of a Hugging Face model.
         to: hf writes a Hugging Face model, logpast a run.
         out: the folder to write; it must not exist.
-        results: a ledger (.jsonl) with rows of this checkpoint, for the model card; `logpast eval --record` writes them.
+        results: a ledger (.jsonl) with scores of this checkpoint, for the model card; `eval --record` writes one.
 
     Returns:
         The folder.
@@ -79,8 +79,8 @@ def _write_hf(found: Checkpoint, rows: list[dict[str, Any]], out: Path) -> None:
         with atomic_folder(out) as folder:
             model.save_pretrained(folder)
             hf_tokenizer(tokenizer).save_pretrained(folder)
-            training = {"config": found.config.to_dict(), "state": found.state}
-            training["sha256"] = sha256_of(folder / "model.safetensors")
+            sha256 = sha256_of(folder / "model.safetensors")
+            training = {"config": found.config.to_dict(), "state": found.state, "sha256": sha256}
             (folder / "training.json").write_text(json.dumps(training, indent=2) + "\n")
             (folder / "README.md").write_text(model_card(found, core, rows, out.name), encoding="utf-8")
     except FileExistsError:
@@ -89,9 +89,9 @@ def _write_hf(found: Checkpoint, rows: list[dict[str, Any]], out: Path) -> None:
 
 def wrap(core: LanguageModel, tokenizer: Tokenizer) -> LogPastForCausalLM:
     """The Hugging Face model of one of ours, with its weights."""
-    ids = {name: tokenizer.eot for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    dtype = core.table.weight.dtype
-    model = LogPastForCausalLM(LogPastConfig(model=core.config, dtype=dtype, **ids)).to(dtype)
+    ids: dict[str, Any] = {name: tokenizer.eot for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model = LogPastForCausalLM(LogPastConfig(model=core.config, **ids))
+    model.core.to(core.table.weight.dtype)
     model.core.load_state_dict(core.state_dict())
     # no model has learned to predict end-of-text, nor the rows of the table that have no token
     unused = [tokenizer.eot, *range(tokenizer.size, core.table.num_embeddings)]
@@ -236,9 +236,11 @@ def _load_hf(folder: Path) -> LogPastForCausalLM:
     if (kind := _read_json(file).get("model_type")) != LogPastConfig.model_type:
         raise UserError(f"{file}: model_type is {kind!r}, and only {LogPastConfig.model_type!r} can become a run")
     try:
-        model, found = LogPastForCausalLM.from_pretrained(folder, output_loading_info=True)
+        loaded: Any = LogPastForCausalLM.from_pretrained(folder, output_loading_info=True)
     except (OSError, SafetensorError) as error:
         raise UserError(f"the weights in {folder} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    model: LogPastForCausalLM = loaded[0]
+    found = loaded[1]
     if wrong := [*found["missing_keys"], *found["unexpected_keys"], *found["mismatched_keys"]]:
         raise UserError(f"the weights in {folder} do not fit its config.json: {wrong[0]}; save the model again")
     return model
@@ -259,7 +261,7 @@ def _training_of(folder: Path, model: LogPastForCausalLM, tokenizer: Tokenizer) 
         if saved.get("sha256") == sha256_of(weights):
             return TrainConfig.from_dict(saved["config"]), saved["state"]
     data = {"name": UNKNOWN, "sha256": UNKNOWN, "tokens": 0, "tokenizer": tokenizer.fingerprint}
-    state = {"step": 0, "total_steps": 1, "tokens": 0, "seconds": 0.0, "best": None, "data": data}
+    state: dict[str, Any] = {"step": 0, "total_steps": 1, "tokens": 0, "seconds": 0.0, "best": None, "data": data}
     state |= {"parameters": model.core.parameter_count(), "revision": revision(), "hardware": {}}
     return TrainConfig(run=folder, data=DataConfig(train=UNKNOWN), steps=1), state
 

@@ -8,7 +8,8 @@ scores. With recall, logits are the logarithms of the mixture.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +19,14 @@ from transformers import initialization as init
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from logpast.models.base import LanguageModel, Recurrent, State
+from logpast.models.base import LanguageModel, Recurrent
 from logpast.models.baselines.time_local import Timeline
 from logpast.models.decoder import KeyValueCache
 from logpast.models.hf.configuration import LogPastConfig
 from logpast.models.registry import SYSTEMS, build
 from logpast.recall import Recall, RecallForm
 from logpast.recall.index import occurrences
-from logpast.recall.matching import latest
+from logpast.recall.matching import compare
 from logpast.util.errors import UserError
 from logpast.util.precision import accumulation_dtype
 
@@ -42,12 +43,13 @@ class Texts:
     """(N, T) all ids so far; -1 is padding at the end, which only texts that are not continued have"""
     followers: Tensor | None = None
     """(N, T, orders) of a model with recall at its input"""
-    kept: KeyValueCache | State | None = None
-    """keys and values of the window that the texts end in; of a recurrent model, its state after all full segments"""
+    kept: Any = None
+    """keys and values of the window that the texts end in (a KeyValueCache); of a recurrent model, its state after all
+    full segments"""
 
     def select(self, rows: list[int], index: list[int]) -> Texts:
         """Copies of the texts with these numbers, as other rows of the batch."""
-        kept: KeyValueCache | State | None = None
+        kept: Any = None
         if isinstance(self.kept, KeyValueCache):
             kept = KeyValueCache()
             kept.layers = {layer: (key[index], value[index]) for layer, (key, value) in self.kept.layers.items()}
@@ -121,7 +123,7 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
     gradient_checkpointing = False
     _is_stateful = True
     # the memory and the head use the embedding table itself, so a model must be on one device
-    _no_split_modules = sorted(system.__name__ for system in SYSTEMS.values())  # noqa: RUF012
+    _no_split_modules = sorted(system.__name__ for system in SYSTEMS.values())
 
     def __init__(self, config: LogPastConfig) -> None:
         super().__init__(config)
@@ -154,7 +156,7 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
             for name, parameter in module.named_parameters():
                 init.copy_(parameter, fresh[name].to(parameter))
         elif module is self.core:
-            for name, parameter in module.named_parameters(recurse=False):
+            for parameter in module.parameters(recurse=False):
                 init.normal_(parameter, std=0.02)
 
     @can_return_tuple
@@ -191,49 +193,57 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
         if attention_mask is not None:
             mask = attention_mask[:, attention_mask.shape[1] - length :].bool()
         some = isinstance(logits_to_keep, int) and 0 < logits_to_keep < length and labels is None
-        logits, extra = self._predict(input_ids, mask, int(logits_to_keep) if some else length, cache)
+        separate = labels is not None and torch.is_grad_enabled() and self.core.config.recall > 0
+        (logits, *own), extra = self._predict(input_ids, mask, int(logits_to_keep) if some else length, cache, separate)
         loss = None
         if labels is not None:
             targets = labels.masked_fill(~(mask & F.pad(mask, (1, -1))), -100)
-            loss = self.loss_function(logits, targets, vocab_size=logits.shape[-1], **kwargs)
+            loss, *own_loss = (
+                self.loss_function(each, targets, vocab_size=each.shape[-1], **kwargs) for each in (logits, *own)
+            )
+            for each in own_loss:  # only its gradient: see LanguageModel.nats
+                loss = loss + (each - each.detach())
             loss = loss + extra if self.training else loss
         if isinstance(logits_to_keep, Tensor):
             logits = logits[:, logits_to_keep]
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        return CausalLMOutputWithPast(loss=loss, logits=cast(torch.FloatTensor, logits), past_key_values=cache)
 
-    def _predict(self, input_ids: Tensor, mask: Tensor, keep: int, cache: LogPastCache | None) -> tuple[Tensor, Tensor]:
+    def _predict(
+        self, input_ids: Tensor, mask: Tensor, keep: int, cache: LogPastCache | None, separate: bool
+    ) -> tuple[list[Tensor], Tensor]:
         """Logits of the last `keep` columns of input_ids, 0 at padding, and the extra loss of a recurrent model.
 
-        Each row is computed without its padding, as a text that starts at its first token.
+        Each row is computed without its padding, as a text that starts at its first token. With `separate`, the logits
+        before recall are returned, too.
         """
         (rows, length), device = input_ids.shape, input_ids.device
         count, order = mask.sum(1), mask.logical_not().sort(dim=1, stable=True).indices  # tokens first, then padding
         position = torch.arange(length, device=device)
         ids = input_ids.gather(1, order).masked_fill(position >= count.unsqueeze(1), -1)
         skipped = mask[:, : length - keep].sum(1)  # tokens of each row whose logits are not wanted
-        everything, extra = None, torch.zeros((), device=device)
+        found, extra = list[Tensor](), torch.zeros((), device=device)
         groups = _groups(ids, count.tolist(), cache)
         for texts, stop in groups:
             row = torch.tensor(texts.rows, device=device)
             first = min(int(skipped[row].min()), stop - 1)
-            logits, more = self._extend(texts, ids[row, :stop], stop - first, cache is not None)
+            logits, more = self._extend(texts, ids[row, :stop], stop - first, cache is not None, separate)
             extra = extra + more * len(row) / rows
             if len(groups) == 1 and mask.all():
-                everything = logits
+                found = logits
                 break
-            if everything is None:
-                everything = logits.new_zeros(rows, keep, logits.shape[2])
             column = order[row, first:stop] - (length - keep)
             real = (position[first:stop] < count[row].unsqueeze(1)) & (column >= 0)
             place = row.unsqueeze(1).expand_as(column)[real], column[real]
-            everything = everything.index_put(place, logits[real])
+            found = found or [each.new_zeros(rows, keep, each.shape[2]) for each in logits]
+            found = [all_.index_put(place, each[real]) for all_, each in zip(found, logits, strict=True)]
         if cache is not None:
             cache.seen += length
-        assert everything is not None
-        return everything, extra
+        return found, extra
 
-    def _extend(self, texts: Texts, new: Tensor, keep: int, cached: bool) -> tuple[Tensor, Tensor]:
-        """Append ids (N, T) to texts. Returns the logits of the last `keep` positions, and the extra loss."""
+    def _extend(
+        self, texts: Texts, new: Tensor, keep: int, cached: bool, separate: bool
+    ) -> tuple[list[Tensor], Tensor]:
+        """Append ids (N, T) to texts. Returns what `_predict` does, of the last `keep` positions."""
         core, before, form = self.core, texts.ids.shape[1], self.core.config.recall_form
         texts.ids = torch.cat([texts.ids, new], dim=1)
         known = texts.ids  # to recall
@@ -246,16 +256,15 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
         if isinstance(core, Recurrent):
             hidden, extra = self._read_segments(core, texts, before, keep)
         else:
-            hidden, extra = _read_windows(core, texts, before, keep, cached), new.new_zeros(())
+            hidden, extra = _read_windows(core, texts, before, keep, cached), torch.zeros((), device=new.device)
         logits = core.logits(hidden)
-        if form:
-            own = logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
-            mix = core.recall.log_probs
-            if self.gradient_checkpointing and self.training:
-                logits = self._gradient_checkpointing_func(mix, hidden, own, known)
-            else:
-                logits = mix(hidden, own, known)
-        return logits, extra
+        if not form:
+            return [logits], extra
+        own = logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
+        mix = core.recall.log_probs
+        if self.gradient_checkpointing and self.training:
+            mix = partial(self._gradient_checkpointing_func, mix)
+        return ([mix(hidden, own.detach(), known), own] if separate else [mix(hidden, own, known)]), extra
 
     def _read_segments(self, core: Recurrent, texts: Texts, before: int, keep: int) -> tuple[Tensor, Tensor]:
         """Hidden states (N, keep, d) of the last positions of a recurrent model, and its extra loss per training step.
@@ -307,7 +316,9 @@ def _hidden_of_windows(core: Any, texts: Texts, start: int, stop: int, cache: Ke
     slots = core.make_slots(torch.stack(pasts, dim=1).flatten(0, 1))
     followers = None
     if texts.followers is not None:
-        followers = F.pad(texts.followers[:, start:stop], (0, 0, 0, padding), value=-1).reshape(rows * number, window, -1)
+        followers = F.pad(texts.followers[:, start:stop], (0, 0, 0, padding), value=-1).reshape(
+            rows * number, window, -1
+        )
     tokens = core.embed(ids[:, history:].reshape(rows * number, window), followers)
     hidden = core.hidden(torch.cat([slots, tokens], dim=1), cache, skip=core.slots)
     return hidden.reshape(rows, number * window, -1)[:, : stop - start]
@@ -332,7 +343,11 @@ def _followers(ids: Tensor, known: int, form: RecallForm) -> Tensor:
     """(N, T − known, orders): what followed the latest matches of the ids (N, T) after the first `known`."""
     rows, length = ids.shape
     if known == length - 1:
-        return latest(ids, form.orders, form.reach).unsqueeze(1)
+        candidates, matched = compare(ids, 1, form.orders, [form.reach])  # with one lag bin, components are lengths
+        order = torch.arange(1, form.orders + 1, device=ids.device).unsqueeze(1)
+        place = torch.arange(candidates.shape[1], device=ids.device)
+        last = torch.where((order <= matched) & (matched <= form.orders), place, -1).amax(-1)  # (N, orders)
+        return torch.where(last >= 0, candidates.gather(1, last.clamp(min=0)), -1).unsqueeze(1)
     stream = torch.arange(rows, device=ids.device).repeat_interleave(length)
     found = occurrences(ids.flatten(), stream, form.orders, [form.reach]).followers
     return found.view(rows, length, form.orders)[:, known:]
