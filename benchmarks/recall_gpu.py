@@ -22,8 +22,8 @@ import torch
 from logpast.data import TokenStore, open_tokens
 from logpast.data.batching import Windows
 from logpast.evaluation.scoring import score
-from logpast.generation import Reader
 from logpast.models import LanguageModel, RecentConfig, build
+from logpast.models.stream import Stream
 from logpast.util.environment import describe, pick_device, revision
 
 
@@ -54,11 +54,12 @@ def time_generation(store: TokenStore, reach: int, past: int, tokens: int, layer
     model, times = delta(store, reach, layers), list[float]()
     if past + tokens > len(store):
         raise SystemExit(f"--past has {len(store):,} tokens, {past + tokens:,} are needed")
-    reader = Reader(model, [[store.tokenizer.eot, *store.tokens[:past].tolist()]])
+    stream = Stream(model, store.tokenizer.eot)
+    stream.push(store.tokens[:past])
     started = time.perf_counter()
     for position in range(past, past + tokens):  # of the text itself: as many matches as text has
-        reader.logits()
-        reader.extend([int(store.tokens[position])])
+        stream.logits().cpu()
+        stream.push([int(store.tokens[position])])
         times.append(time.perf_counter() - started)
         started = time.perf_counter()
     return {

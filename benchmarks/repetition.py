@@ -29,9 +29,9 @@ import torch
 from logpast.data import Tokenizer, open_tokens
 from logpast.evaluation.evaluate import find_other
 from logpast.evaluation.metrics import bootstrap
-from logpast.generation import Reader, continuations
 from logpast.models import LanguageModel
 from logpast.models.base import check_limit
+from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_checkpoint
 from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import UserError
@@ -80,15 +80,18 @@ def continued(
     seed: int,
 ) -> list[list[int]]:
     """The prompts with their continuations."""
-    reader = Reader(model, [[tokenizer.eot, *prompt] for prompt in prompts])
+    stream = Stream(model, tokenizer.eot, len(prompts))
+    stream.push(prompts)
+    texts = prompts
     allowed = torch.ones(tokenizer.size, dtype=torch.bool)
     allowed[tokenizer.eot] = False
     randoms = [torch.Generator().manual_seed(seed + number) for number in range(len(prompts))]
-    steps = continuations(reader, allowed, randoms, decoding["temperature"], top_p=decoding.get("top_p"))
+    steps = stream.sample(randoms, decoding["temperature"], top_p=decoding.get("top_p"), allowed=allowed)
     with progress_bar("generating", tokens) as progress:
-        for done, _ in enumerate(islice(steps, tokens), 1):
+        for done, sampled in enumerate(islice(steps, tokens), 1):
+            texts = [[*text, token] for text, token in zip(texts, sampled, strict=True)]
             progress.update(done)
-    return [stream[1:] for stream in reader.streams]
+    return texts
 
 
 def variants(

@@ -1,5 +1,4 @@
-"""Generation: probabilities equal those of scoring, across windows; sampling; the printed text; interactive sessions;
-errors."""
+"""Generation: the printed text; interactive sessions; errors."""
 
 import io
 import sys
@@ -8,135 +7,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from logpast.data import TokenStore
-from logpast.evaluation.scoring import score
-from logpast.generation import Reader, _sample, continuations, decode, generate, until_stop
-from logpast.models import (
-    CompressiveConfig,
-    LanguageModel,
-    LogMemoryConfig,
-    RecentConfig,
-    RecurrentMemoryConfig,
-    TimeLocalConfig,
-    TransformerXLConfig,
-    TransformerXLRecurrentMemoryConfig,
-    build,
-)
-from logpast.models.base import ModelConfig
+from logpast.generation import decode, generate, until_stop
+from logpast.models import LogMemoryConfig
+from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_checkpoint
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
 from logpast.util.errors import UserError
-
-SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
-
-
-SYSTEMS = [
-    LogMemoryConfig(slots=13, sharpness=10, **SIZES),
-    RecentConfig(slots=3, **SIZES),
-    RecentConfig(slots=0, **SIZES),
-    TransformerXLConfig(memory=6, **SIZES),
-    RecurrentMemoryConfig(memory_tokens=2, **SIZES),
-    TransformerXLRecurrentMemoryConfig(memory=4, memory_tokens=2, **SIZES),
-    CompressiveConfig(memory=4, compressed=4, rate=2, **SIZES),
-    TimeLocalConfig(slots=5, **SIZES),
-]
-SYSTEMS += [replace(config, recall=9, recall_orders=2, recall_bins=2) for config in SYSTEMS]
-SYSTEMS += [RecentConfig(slots=3, recall=9, recall_input=False, **SIZES)]
-
-
-def random_model(config: ModelConfig) -> LanguageModel:
-    torch.manual_seed(0)
-    model = build(config).double()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    return model
-
-
-@pytest.mark.parametrize("config", SYSTEMS)
-@pytest.mark.parametrize("prompt", [1, 3, 4, 5, 9])
-def test_probabilities_equal_those_of_scoring(config: ModelConfig, prompt: int) -> None:
-    """Over several windows, each token of two texts in a batch gets the same probability as in scoring."""
-    model = random_model(config)
-    texts = np.random.default_rng(0).integers(0, 12, (2, 23)).tolist()
-    stores, form = [TokenStore.in_memory([text], 13, 12) for text in texts], config.recall_form
-    expected = np.stack([score(model, store, 4, model.history, recall=form) for store in stores])
-    reader, nats = Reader(model, [[12, *text[: prompt - 1]] for text in texts]), []
-    for position in range(prompt - 1, 23):
-        logits = reader.logits().double().log_softmax(1)
-        nats.append([-float(row[text[position]]) for row, text in zip(logits, texts, strict=True)])
-        for stream, text in zip(reader.streams, texts, strict=True):
-            stream.append(text[position])
-    np.testing.assert_allclose(np.transpose(nats), expected[:, prompt - 1 :], rtol=1e-5)
-
-
-@pytest.mark.parametrize("config", SYSTEMS)
-def test_predictions_after_cutting_and_extending_a_stream_equal_those_of_a_new_one(config: ModelConfig) -> None:
-    model, random = random_model(config), np.random.default_rng(0)
-    reader = Reader(model, [[12]])
-    for kept, added in ((1, 3), (4, 1), (5, 1), (4, 1), (4, 6), (8, 1), (8, 2), (3, 8), (11, 0), (1, 0), (1, 9)):
-        reader.logits()
-        reader.cut(kept)
-        reader.extend(random.integers(0, 12, added).tolist())
-        expected = Reader(model, [list(reader.streams[0])]).logits()
-        torch.testing.assert_close(reader.logits(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_recurrent_model_reads_each_segment_of_a_conversation_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model(TransformerXLConfig(memory=6, **SIZES))
-    lengths, segment = [], model.segment
-
-    def counted(tokens: torch.Tensor, *others: Any) -> Any:
-        lengths.append(tokens.shape[1])
-        return segment(tokens, *others)
-
-    monkeypatch.setattr(model, "segment", counted)
-    reader = Reader(model, [[12, *range(11)]])
-    reader.logits()
-    assert lengths == [4, 4, 4]
-    reader.extend([1, 2])
-    reader.logits()
-    assert lengths[3:] == [4, 2]
-
-
-def test_sampling() -> None:
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
-    random = torch.Generator().manual_seed(0)
-
-    def sampled(**how: float) -> list[int]:
-        settings = {"temperature": 1.0, "top_k": None, "top_p": None} | how
-        return [_sample(logits, **settings, random=random) for _ in range(2000)]  # type: ignore[arg-type]
-
-    assert set(sampled(temperature=0)) == {0}
-    assert set(sampled(top_k=2)) == {0, 1}
-    assert set(sampled(top_p=0.01)) == {0}
-    assert set(sampled(top_p=0.7)) == {0, 1}  # the first has only 0.64
-    shares = np.bincount(sampled(), minlength=4) / 2000
-    np.testing.assert_allclose(shares, logits.softmax(0), atol=0.04)
-    cold = np.bincount(sampled(temperature=0.5), minlength=4) / 2000
-    np.testing.assert_allclose(cold, (2 * logits).softmax(0), atol=0.04)
-
-
-def test_padding_and_end_of_text_are_never_sampled() -> None:
-    torch.manual_seed(0)
-    model = build(RecentConfig(slots=0, window=4, layers=1, heads=1, width=8, vocabulary=64))
-    allowed = torch.ones(10, dtype=torch.bool)
-    allowed[9] = False
-    tokens = continuations(Reader(model, [[9]]), allowed, [torch.Generator()], temperature=5.0)
-    assert max(next(tokens)[0] for _ in range(300)) == 8
-
-
-def test_predictions_of_nan_are_an_error() -> None:
-    model = build(RecentConfig(slots=0, window=4, layers=1, heads=1, width=8, vocabulary=64))
-    torch.nn.init.constant_(model.table.weight, float("nan"))
-    with pytest.raises(UserError, match="diverged"):
-        next(continuations(Reader(model, [[9]]), torch.ones(10, dtype=torch.bool), [torch.Generator()]))
 
 
 @pytest.fixture(scope="module")
@@ -277,15 +160,15 @@ def test_ctrl_c_ends_only_the_current_answer(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was printed of it is remembered."""
-    calls, logits = [], Reader.logits
+    calls, logits = [], Stream.logits
 
-    def interrupted(reader: Reader) -> torch.Tensor:
-        calls.append(reader)
+    def interrupted(stream: Stream) -> torch.Tensor:
+        calls.append(stream)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return logits(reader)
+        return logits(stream)
 
-    monkeypatch.setattr(Reader, "logits", interrupted)
+    monkeypatch.setattr(Stream, "logits", interrupted)
     text = converse(trained, b"And God\nIn the\n", monkeypatch, stop=["�"])
     first, second = text.removeprefix("And God").split("\nIn the")
     assert capsys.readouterr().out == f"{first}\n{second}\n"

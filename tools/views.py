@@ -321,6 +321,23 @@ def _without_equals(results: Path, row: Row) -> float:
     return float(nats[~equals].mean(dtype="float64"))
 
 
+def _recall_loss(results: Path) -> str:
+    """Validation loss of small models without recall, and with recall trained on either loss."""
+    losses: dict[tuple[str, str], dict[str, float]] = {}
+    for row in _rows(results, "recall-loss"):
+        name, _, seed = row["run"].rpartition("-seed")
+        system, column = ("memory", name.removeprefix("memory-")) if name.startswith("memory") else ("control", name)
+        losses.setdefault((system, seed), {})[column] = math.log(row["scores"]["ppl_token"])
+    columns = ("recall-mixture", "recall-own")
+    rows = [
+        [system, seed, f"{found[system]:.4f}",
+         *(f"{found[each]:.4f} ({found[each] - found[system]:+.4f})" for each in columns)]
+        for (system, seed), found in sorted(losses.items())
+    ]  # fmt: skip
+    heads = ["slots", "seed", "without recall", "recall, loss of the mixture", "recall, the model's own loss"]
+    return as_markdown(Table(heads, rows))
+
+
 def _recall_windows(results: Path) -> str:
     """One row per window length and seed: losses of control and recall on both test texts."""
     losses: dict[tuple[str, str], dict[str, float]] = {}
@@ -591,6 +608,7 @@ VIEWS: dict[str, View] = {
     "controls": _controls,
     "recall-pilots": _recall_pilots,
     "recall-worth": _recall_worth,
+    "recall-loss": _recall_loss,
     "recall-windows": _recall_windows,
     "recall-price": _recall_price,
     "recall-use": _recall_use,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from logpast.filters import FilterBank
     from logpast.generation import generate
     from logpast.memory import LogMemory
-    from logpast.models import LogMemoryConfig, RecentConfig, build
+    from logpast.models import LogMemoryConfig, RecentConfig, Stream, build
     from logpast.models.hf import LogPastConfig, LogPastForCausalLM
     from logpast.models.hf.export import export
     from logpast.paper.filters_figure import draw_filters
@@ -42,7 +42,7 @@ _MODULES = {
     "logpast.filters": ("FilterBank",),
     "logpast.generation": ("generate",),
     "logpast.memory": ("LogMemory",),
-    "logpast.models": ("LogMemoryConfig", "RecentConfig", "build"),
+    "logpast.models": ("LogMemoryConfig", "RecentConfig", "Stream", "build"),
     "logpast.models.hf": ("LogPastConfig", "LogPastForCausalLM"),
     "logpast.models.hf.export": ("export",),
     "logpast.recall": ("Recall", "RecallForm"),
@@ -63,6 +63,7 @@ __all__ = [
     "Recall",
     "RecallForm",
     "RecentConfig",
+    "Stream",
     "TokenStore",
     "TrainConfig",
     "UserError",

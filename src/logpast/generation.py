@@ -1,9 +1,4 @@
-"""`logpast generate`: continue a prompt, token by token.
-
-The probability of each token is the one that scoring would give it: windows start at multiples of m, and the memory in
-front of a window is computed when the window starts. Keys and values are cached within a window. The state of a
-recurrent model is kept from segment to segment.
-"""
+"""`logpast generate`: continue a prompt, token by token."""
 
 from __future__ import annotations
 
@@ -16,25 +11,18 @@ from contextlib import suppress
 from itertools import chain, islice, tee
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
-from torch import Tensor
 
 from logpast.data import Tokenizer, text_files
-from logpast.models import LanguageModel, Recurrent, Transformer
-from logpast.models.base import State, check_limit
-from logpast.models.decoder import KeyValueCache
-from logpast.recall import RecallForm
-from logpast.recall.index import occurrences
-from logpast.recall.matching import latest
+from logpast.models.base import check_limit
+from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_checkpoint
 from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
-from logpast.util.progress import progress_bar
 from logpast.util.validation import validate_arguments
 
-LONG_PROMPT = 100  # segments; a recurrent model shows its progress on longer prompts
 RESET = "/reset"
 
 
@@ -113,25 +101,25 @@ def generate(
             raise UserError(f"recall_limit is for models with recall, and {checkpoint} has none; leave it out")
         model.recall.limit = recall_limit
     count = samples or 1
-    reader = Reader(model, [[tokenizer.eot] for _ in range(count)])
     randoms = [torch.Generator().manual_seed(seed + number) for number in range(count)]
     allowed = torch.ones(tokenizer.size, dtype=torch.bool)
     allowed[tokenizer.eot] = False  # it only occurs at the start of a text, so no model has learned when to predict it
 
-    def continue_text(text: str) -> list[Iterator[str]]:
+    def continue_text(stream: Stream, text: str) -> list[Iterator[str]]:
         """Append to the text so far, and continue it: the pieces of each sample, without what may be a stop text."""
-        reader.extend([int(i) for i in tokenizer.encode(text)])
-        steps = continuations(reader, allowed, randoms, temperature, top_k, top_p)
+        stream.push(tokenizer.encode(text))
+        steps = stream.sample(randoms, temperature, top_k, top_p, allowed)
         first = next(steps)  # a long prompt is read before anything is printed
         copies = tee(islice(chain([first], steps), tokens), count)
         by_sample = (map(itemgetter(number), copy) for number, copy in enumerate(copies))
         return [until_stop(decode(each, tokenizer), stop) for each in by_sample]
 
     with cpu_threads(thread_count(model.parameter_count())):
+        stream = Stream(model, tokenizer.eot, count)
         if interactive:
-            return _converse(reader, tokenizer, prompt, lambda text: continue_text(text)[0])
+            return _converse(stream, tokenizer, prompt, lambda stream, text: continue_text(stream, text)[0])
         texts = []
-        for number, pieces in enumerate(continue_text(prompt), 1):
+        for number, pieces in enumerate(continue_text(stream, prompt), 1):
             if count > 1:
                 print(f"--- sample {number} of {count} ---")
             texts.append("".join(_printed(chain([prompt] if echo else [], pieces))))
@@ -148,33 +136,27 @@ def _printed(pieces: Iterable[str]) -> Iterator[str]:
         print(flush=True)
 
 
-def _converse(reader: Reader, tokenizer: Tokenizer, prompt: str, continue_text: Callable[[str], Iterator[str]]) -> str:
+def _converse(
+    stream: Stream, tokenizer: Tokenizer, prompt: str, continue_text: Callable[[Stream, str], Iterator[str]]
+) -> str:
     """An interactive session. Returns the text at its end."""
-    (stream,) = reader.streams
+    text, beginning = "", stream.state()
     line = prompt or _read_line()
     while line is not None:
+        before = stream.state()
         if line == RESET:
-            reader.cut(1)
+            text, stream = "", Stream.from_state(stream.model, beginning)
         elif re.fullmatch(r"/\w+", line):
             print(f"unknown command {line}; {RESET} forgets the text so far, Ctrl-D ends", file=sys.stderr)
         else:
-            shown, kept = "\n" + line if line and len(stream) > 1 else line, len(stream)
+            shown = "\n" + line if line and text else line
             with suppress(KeyboardInterrupt):
-                for piece in _printed(continue_text(shown)):
+                for piece in _printed(continue_text(stream, shown)):
                     shown += piece
-            _set_text(reader, tokenizer, kept, shown)
+            text, stream = text + shown, Stream.from_state(stream.model, before)
+            stream.push(tokenizer.encode(shown))  # what was not printed is not remembered
         line = _read_line()
-    return tokenizer.decode(stream[1:])
-
-
-def _set_text(reader: Reader, tokenizer: Tokenizer, kept: int, text: str) -> None:
-    """Make `text` all that follows the first `kept` tokens: what was not printed is not remembered."""
-    (stream,) = reader.streams
-    length = len(stream)
-    while not text.startswith(tokenizer.decode(stream[kept:length])):
-        length -= 1
-    reader.cut(length)
-    reader.extend([int(i) for i in tokenizer.encode(text.removeprefix(tokenizer.decode(stream[kept:])))])
+    return text
 
 
 def decode(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
@@ -197,145 +179,6 @@ def until_stop(pieces: Iterable[str], stop: list[str]) -> Iterator[str]:
         yield held[:safe]
         held = held[safe:]
     yield held
-
-
-class Reader:
-    """Reads token streams of equal length and predicts the next token of each. What it has read is not read again.
-
-    Attributes:
-        streams: (N, T) ids; each stream starts with end-of-text. They may be appended to, but only cut by `cut`.
-    """
-
-    def __init__(self, model: LanguageModel, streams: list[list[int]]) -> None:
-        self.model, self.streams = model, streams
-        self.read: tuple[int, Any] = 0, None  # how many tokens, and what is kept of them; one value, if interrupted
-        self.recalled: tuple[Tensor, Tensor] | None = None  # for recall: ids (N, T) and their followers (N, T, orders)
-
-    def extend(self, tokens: list[int]) -> None:
-        """Append the same tokens to all streams."""
-        for stream in self.streams:
-            stream += tokens
-
-    def cut(self, length: int) -> None:
-        """Keep the first tokens of each stream only."""
-        for stream in self.streams:
-            del stream[length:]
-        if self.read[0] >= length:
-            self.read = 0, None
-        if self.recalled:
-            self.recalled = self.recalled[0][:, :length], self.recalled[1][:, :length]
-
-    @torch.inference_mode()
-    def logits(self) -> Tensor:
-        """Logits (N, V) of the next token of each stream, on the CPU."""
-        if form := self.model.config.recall_form:
-            self.recalled = self._append(form)
-        if isinstance(self.model, Recurrent):
-            hidden = self._read_segments(self.model, *self.read)
-        else:
-            assert isinstance(self.model, Transformer)
-            hidden = self._read_window(self.model, *self.read)
-        logits = self.model.logits(hidden).float()
-        if self.recalled:  # the logarithm of the mixture takes the logits' place
-            own = logits.log_softmax(-1).unsqueeze(1)
-            logits = self.model.recall.log_probs(hidden.unsqueeze(1), own, self.recalled[0]).squeeze(1)
-        return logits.cpu()
-
-    def _append(self, form: RecallForm) -> tuple[Tensor, Tensor]:
-        """The ids of the streams and their followers. End-of-text at the start is a missing token."""
-        device, rows = self.model.table.weight.device, len(self.streams)
-        ids, followers = self.recalled or (torch.full((rows, 1), -1), torch.full((rows, 1, form.orders), -1))
-        known = ids.shape[1]
-        new = torch.tensor([stream[known:] for stream in self.streams], dtype=torch.int64, device=device)
-        ids, followers = torch.cat([ids.to(device), new], dim=1), followers.to(device)
-        if new.shape[1] == 1:
-            found = latest(ids, form.orders, form.reach).unsqueeze(1)
-        else:
-            stream = torch.arange(rows, device=device).repeat_interleave(ids.shape[1])
-            found = occurrences(ids.flatten(), stream, form.orders, [form.reach]).followers
-            found = found.view(rows, -1, form.orders)[:, known:]
-        return ids, torch.cat([followers, found], dim=1)
-
-    def _inputs(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-        """The ids (N, T) at positions start … stop − 1, and their followers for recall."""
-        form, device = self.model.config.recall_form, self.model.table.weight.device
-        followers = self.recalled[1][:, start:stop] if self.recalled and form and form.input else None
-        return torch.tensor([stream[start:stop] for stream in self.streams], device=device), followers
-
-    def _read_window(self, model: Transformer, read: int, before: KeyValueCache | None) -> Tensor:
-        """Hidden states (N, d) of the last tokens, of a model that takes a window and the history before it.
-
-        `before` caches the window that the first `read` tokens end in. It can be used if one token of it was appended.
-        """
-        device, length = model.table.weight.device, len(self.streams[0])
-        window, history = model.window, model.history
-        start, cache = (length - 1) // window * window, KeyValueCache()
-        if before is not None and read == length - 1 and read > start:
-            cache.layers |= before.layers
-            hidden = model.hidden(model.embed(*self._inputs(read, length)), cache, start=model.slots + read - start)
-        else:
-            past = [stream[max(0, start - history) : start] for stream in self.streams]
-            past = [[-1] * (history - len(some)) + some for some in past]
-            slots = model.make_slots(torch.tensor(past, dtype=torch.int64, device=device))
-            hidden = model.hidden(torch.cat([slots, model.embed(*self._inputs(start, length))], dim=1), cache)
-        self.read = length, cache
-        return hidden[:, -1]
-
-    def _read_segments(self, model: Recurrent, read: int, state: State | None) -> Tensor:
-        """Hidden states (N, d) of the last tokens, of a model that carries a state from segment to segment.
-
-        `state` is the state after the first `read` tokens, a whole number of segments. The rest is recomputed.
-        """
-        window, length = model.window, len(self.streams[0])
-        state = state or model.start(len(self.streams))
-        with progress_bar("reading the prompt", length, read, visible=length - read > LONG_PROMPT * window) as progress:
-            while length - read > window:
-                tokens, followers = self._inputs(read, read + window)
-                _, state, _ = model.segment(tokens, state, followers)
-                read += window
-                progress.update(read)
-        tokens, followers = self._inputs(read, length)
-        hidden, _, _ = model.segment(tokens, state, followers)
-        self.read = read, state
-        return hidden[:, -1]
-
-
-def continuations(
-    reader: Reader,
-    allowed: Tensor,
-    randoms: list[torch.Generator],
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-) -> Iterator[list[int]]:
-    """Endlessly sample the next token of each stream and append it.
-
-    Args:
-        reader: the streams.
-        allowed: (V,) bool, the tokens that may be sampled.
-        randoms: one per stream.
-    """
-    while True:
-        logits = reader.logits()
-        if logits.isnan().any():
-            raise UserError("the model's predictions are NaN: its training diverged; use an earlier checkpoint")
-        logits = logits[:, : len(allowed)].masked_fill(~allowed, -torch.inf)
-        sampled = [_sample(row, temperature, top_k, top_p, random) for row, random in zip(logits, randoms, strict=True)]
-        for stream, token in zip(reader.streams, sampled, strict=True):
-            stream.append(token)
-        yield sampled
-
-
-def _sample(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, random: torch.Generator) -> int:
-    if temperature < 1e-6:  # dividing by less could overflow
-        return int(logits.argmax())
-    probabilities, order = (logits.double() / temperature).softmax(0).sort(descending=True, stable=True)
-    if top_k is not None:
-        probabilities[top_k:] = 0
-    if top_p is not None:
-        before = probabilities.cumsum(0) - probabilities
-        probabilities[before >= top_p] = 0  # the first always stays
-    return int(order[torch.multinomial(probabilities, 1, generator=random)])
 
 
 def _check_options(

@@ -20,10 +20,3 @@ def test_matches_are_those_of_the_definition(length: int) -> None:
         found = np.stack([counts[row, query].numpy() for counts in by_candidate], axis=-1)
         stream = ids[row, : length - queries + query + 1].tolist()
         assert np.array_equal(found, naive.followers(stream, 3, EDGES, 4))
-
-
-def test_latest_followers_are_those_of_the_definition() -> None:
-    ids = np.random.default_rng(5).integers(0, 4, (2, 80))
-    for end in range(1, 80):
-        found = matching.latest(torch.from_numpy(ids[:, :end]), 3, 40)
-        assert found.tolist() == [naive.latest(row[:end].tolist(), 3, 40) for row in ids]

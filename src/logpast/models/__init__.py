@@ -14,6 +14,7 @@ from logpast.models.decoder import Transformer, TransformerConfig, load_gpt2
 from logpast.models.log_memory import LogMemoryConfig, LogMemoryTransformer
 from logpast.models.recent import RecentConfig, RecentTransformer
 from logpast.models.registry import SYSTEMS, build, config_from_dict, config_to_dict, known_system, system_of
+from logpast.models.stream import Stream
 
 __all__ = [
     "SYSTEMS",
@@ -30,6 +31,7 @@ __all__ = [
     "RecurrentMemoryConfig",
     "RecurrentMemoryTransformer",
     "State",
+    "Stream",
     "TimeLocalConfig",
     "TimeLocalTransformer",
     "Transformer",

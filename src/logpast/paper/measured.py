@@ -98,6 +98,7 @@ def _matches(entry: Entry, sweep: printed.Sweep) -> bool:
         and "comparison" not in entry.row
         and entry.get("scores.accounting") == "all"
         and entry.get("scores.stride") is None  # the paper's windows do not overlap
+        and not model.get("recall")
         and model.get("window") == printed.WINDOW
         and model.get("slots") in [row.slots for row in sweep.rows]
         and (

@@ -7,6 +7,7 @@ last tokens wherever they occurred before, and mixes that into the prediction. `
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from logpast.memory.naive import embed
 from logpast.recall import index, matching
+from logpast.recall.past import Past
 from logpast.util.precision import accumulation_dtype, full_precision
 
 __all__ = ["Recall", "RecallForm"]
@@ -141,6 +143,19 @@ class Recall(nn.Module):
             part = hidden[:, first:last], log_probs[:, first:last], ids[:, : ids.shape[1] - queries + last]
             found.append(self._mixture(*part))
         return torch.cat(found, dim=1)
+
+    def mix(self, hidden: Tensor, log_probs: Tensor, pasts: Sequence[Past]) -> Tensor:
+        """(B, V): `log_probs` of the next token of B texts, from their indexes: hidden is (B, d), log_probs (B, V)."""
+        orders, bins, device = self.form.orders, len(self.form.edges), hidden.device
+        counts = torch.from_numpy(np.stack([past.counts() for past in pasts])).to(device)
+        weights = self.log_weights(hidden, counts)
+        shares = weights[:, 1:].exp().unflatten(1, (orders + 1, bins)) / counts.clamp(min=1)
+        copied = torch.zeros_like(log_probs, dtype=shares.dtype)
+        for row, share, past in zip(copied, shares, pasts, strict=True):
+            row += share[0] @ torch.from_numpy(past.everywhere).to(device, share.dtype)
+            candidates, lengths, lag_bins = (torch.from_numpy(each).to(device) for each in past.found)
+            row.index_add_(0, candidates, share[1:].cumsum(0)[lengths - 1, lag_bins])
+        return _log_mixture(weights[:, :1] + log_probs, copied)
 
     def _mixture(self, hidden: Tensor, log_probs: Tensor, ids: Tensor) -> Tensor:
         """`log_probs`, with all comparisons at once."""

@@ -1,7 +1,7 @@
-"""Comparing the last tokens of a text with its whole past, all at once: for the whole distribution, and for generation.
+"""Comparing the last tokens of a text with its whole past, all at once: for the whole distribution at many positions.
 
-The cost is proportional to the reach, but it is one pass of comparisons per order: fast on a GPU, and fast enough on a
-CPU for one position. `index` is for many positions, of which only the target's probability is needed.
+The cost is proportional to the reach, in one pass of comparisons per order. `index` is for positions of which only the
+target's probability is needed, `past` for one position of a text that grows.
 """
 
 from __future__ import annotations
@@ -52,12 +52,3 @@ def count(component: Tensor, orders: int, bins: int) -> Tensor:
     numbered = component.flatten(0, 1) + size * torch.arange(rows.numel(), device=component.device).unsqueeze(1)
     longest = torch.bincount(numbered.flatten(), minlength=rows.numel() * size).view(*rows, size)[..., :-1]
     return longest.unflatten(-1, (orders + 1, bins)).flip(-2).cumsum(-2).flip(-2)
-
-
-def latest(ids: Tensor, orders: int, reach: int) -> Tensor:
-    """(B, orders): the token after the latest match of the last n tokens of ids (B, T); -1 if there is none."""
-    candidates, length = compare(ids, 1, orders, [reach])  # with one lag bin, components are lengths
-    order = torch.arange(1, orders + 1, device=ids.device).unsqueeze(1)
-    matched = (order <= length) & (length <= orders)  # (B, orders, F)
-    last = torch.where(matched, torch.arange(matched.shape[2], device=ids.device), -1).amax(-1)
-    return torch.where(last >= 0, candidates.gather(1, last.clamp(min=0)), -1)

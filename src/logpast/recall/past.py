@@ -1,0 +1,126 @@
+"""Matches of the last tokens of one growing text: the time per token hardly depends on how long the text is.
+
+A table holds the positions of every token, so that only positions with the same last token are compared. Matches of
+n = 0 tokens, which are everywhere, are counts by token and lag bin, of which a new token changes a few.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Found(NamedTuple):
+    """Matches of n ≥ 1 tokens, oldest first.
+
+    Attributes:
+        candidates: (F,) the token that followed each.
+        lengths: (F,) how many tokens are the same, at most `orders`.
+        bins: (F,) lag bin.
+    """
+
+    candidates: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    bins: NDArray[np.int64]
+
+
+class Past:
+    """An index of one text. A negative id is a missing token.
+
+    Args:
+        ids: the text so far.
+        orders: the longest match in tokens.
+        edges: the largest lag of each bin.
+        vocabulary: number of different tokens.
+
+    Attributes:
+        everywhere: (bins, vocabulary) how often each token occurred, by lag.
+        found: matches of the last tokens.
+    """
+
+    def __init__(self, ids: Sequence[int], orders: int, edges: Sequence[int], vocabulary: int) -> None:
+        self.orders, self.edges = orders, np.array(edges)
+        self.everywhere = np.zeros((len(edges), vocabulary), np.float32)
+        self._pad = np.full(orders + 1, -2)
+        self._set(np.asarray(ids, np.int64))
+        for row, bounds in zip(self.everywhere, zip([0, *edges[:-1]], edges, strict=True), strict=True):
+            nearest, farthest = (max(0, len(ids) - lag) for lag in bounds)
+            part = self._ids[farthest + orders + 1 : nearest + orders + 1]
+            row += np.bincount(part[part >= 0], minlength=vocabulary)
+        self._totals = self.everywhere.sum(1, dtype=np.int64)
+
+    def _set(self, ids: NDArray[np.int64]) -> None:
+        """Index the positions of these ids."""
+        capacity = max(1024, 2 * min(len(ids), int(self.edges[-1]) + self.orders))
+        self._size, self._ids = len(ids), np.concatenate([self._pad, ids, np.empty(capacity, np.int64)])
+        self._positions: dict[int, Any] = defaultdict(lambda: array("q"))
+        order = np.argsort(ids, kind="stable")
+        tokens, starts = np.unique(ids[order], return_index=True)
+        for token, start, stop in zip(tokens.tolist(), starts, [*starts[1:], len(ids)], strict=False):
+            self._positions[token] = array("q", order[start:stop].tobytes())
+
+    def append(self, token: int) -> None:
+        """Add a token to the text."""
+        self.__dict__.pop("found", None)
+        first = len(self._pad)
+        if first + self._size == len(self._ids):  # tokens out of reach are dropped now and then
+            kept = int(self.edges[-1]) + self.orders
+            self._set(self._ids[first + max(0, self._size - kept) :])
+        self._ids[first + self._size] = token
+        self._positions[token].append(self._size)
+        self._size += 1
+        self._count(0, token, 1)
+        for bin_, edge in enumerate(self.edges):  # the token at this lag leaves the bin for the next one
+            if (left := self._size - 1 - edge) >= 0:
+                moved = self._ids[first + left]
+                self._count(bin_, moved, -1)
+                if bin_ + 1 < len(self.edges):
+                    self._count(bin_ + 1, moved, 1)
+
+    def _count(self, bin_: int, token: int, change: int) -> None:
+        if token >= 0:
+            self.everywhere[bin_, token] += change
+            self._totals[bin_] += change
+
+    @cached_property
+    def found(self) -> Found:
+        end, first = self._size - 1, len(self._pad)
+        token = int(self._ids[first + end]) if self._size else -1
+        if token < 0 or not self.orders:
+            return Found(*np.empty((3, 0), np.int64))
+        places = np.frombuffer(self._positions[token], np.int64)[:-1]
+        places = places[np.searchsorted(places, end - self.edges[-1]) :]
+        lengths, alive = np.ones(len(places), np.int64), np.arange(len(places))
+        for back in range(1, self.orders):
+            now = self._ids[first + end - back]
+            alive = alive[(self._ids[first + places[alive] - back] == now) & (now >= 0)]
+            lengths[alive] += 1
+        candidates, bins = self._ids[first + 1 + places], np.searchsorted(self.edges, end - places)
+        exists = candidates >= 0
+        if not exists.all():
+            candidates, lengths, bins = candidates[exists], lengths[exists], bins[exists]
+        return Found(candidates, lengths, bins)
+
+    def counts(self) -> NDArray[np.int64]:
+        """(orders + 1, bins): the number of matches by length and lag. A match of n tokens is also one of fewer."""
+        shape = self.orders + 1, len(self.edges)
+        longest = np.bincount(self.found.lengths * shape[1] + self.found.bins, minlength=shape[0] * shape[1]).reshape(
+            shape
+        )
+        counts = longest[::-1].cumsum(0)[::-1]
+        counts[0] = self._totals
+        return counts
+
+    def latest(self) -> NDArray[np.int64]:
+        """(orders,): the token after the latest match of n = 1 … orders tokens; -1 if there is none."""
+        followers = np.full(self.orders, -1)
+        for order in range(1, self.orders + 1):
+            if len(where := np.flatnonzero(self.found.lengths >= order)):
+                followers[order - 1] = self.found.candidates[where[-1]]
+        return followers

@@ -1,0 +1,168 @@
+"""Streams: probabilities equal those of scoring, across windows; saved states; sampling."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from logpast.data import TokenStore
+from logpast.evaluation.scoring import score
+from logpast.models import (
+    CompressiveConfig,
+    LanguageModel,
+    LogMemoryConfig,
+    ModelConfig,
+    RecentConfig,
+    RecurrentMemoryConfig,
+    TimeLocalConfig,
+    TransformerXLConfig,
+    TransformerXLRecurrentMemoryConfig,
+    build,
+)
+from logpast.models.stream import Stream, _sample
+from logpast.util.errors import UserError
+
+SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
+
+
+SYSTEMS = [
+    LogMemoryConfig(slots=13, sharpness=10, **SIZES),
+    RecentConfig(slots=3, **SIZES),
+    RecentConfig(slots=0, **SIZES),
+    TransformerXLConfig(memory=6, **SIZES),
+    RecurrentMemoryConfig(memory_tokens=2, **SIZES),
+    TransformerXLRecurrentMemoryConfig(memory=4, memory_tokens=2, **SIZES),
+    CompressiveConfig(memory=4, compressed=4, rate=2, **SIZES),
+    TimeLocalConfig(slots=5, **SIZES),
+]
+SYSTEMS += [replace(config, recall=9, recall_orders=2, recall_bins=2) for config in SYSTEMS]
+SYSTEMS += [RecentConfig(slots=3, recall=9, recall_input=False, **SIZES)]
+
+
+def random_model(config: ModelConfig) -> LanguageModel:
+    torch.manual_seed(0)
+    model = build(config).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+@pytest.mark.parametrize("config", SYSTEMS)
+@pytest.mark.parametrize("prompt", [1, 3, 4, 5, 9])
+def test_probabilities_equal_those_of_scoring(config: ModelConfig, prompt: int) -> None:
+    """Over several windows, each token of two texts in a batch gets the same probability as in scoring."""
+    model = random_model(config)
+    texts = np.random.default_rng(0).integers(0, 12, (2, 23)).tolist()
+    stores, form = [TokenStore.in_memory([text], 13, 12) for text in texts], config.recall_form
+    expected = np.stack([score(model, store, 4, model.history, recall=form) for store in stores])
+    stream, nats = Stream(model, 12, batch=2), []
+    stream.push([text[: prompt - 1] for text in texts])
+    for position in range(prompt - 1, 23):
+        logits = stream.logits().double().log_softmax(1)
+        nats.append([-float(row[text[position]]) for row, text in zip(logits, texts, strict=True)])
+        stream.push([[text[position]] for text in texts])
+    np.testing.assert_allclose(np.transpose(nats), expected[:, prompt - 1 :], rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", SYSTEMS)
+def test_a_stream_continues_from_its_saved_state(config: ModelConfig, tmp_path: Path) -> None:
+    """At any length, also beyond what is kept; with the same predictions, now and later."""
+    model, random = random_model(config), np.random.default_rng(0)
+    stream = Stream(model, 12, batch=2)
+    for added in (0, 3, 1, 4, 40, 1, 7):
+        stream.push(random.integers(0, 12, (2, added)))
+        stream.save(tmp_path / "state")
+        saved = Stream.load(model, tmp_path / "state")
+        for _ in range(3):
+            torch.testing.assert_close(saved.logits(), stream.logits(), rtol=1e-5, atol=1e-5)
+            for each in (saved, stream):
+                each.push([[1], [2]])
+
+
+@pytest.mark.parametrize("config", SYSTEMS)
+def test_texts_of_a_stream_can_be_exchanged(config: ModelConfig) -> None:
+    model = random_model(config)
+    texts = np.random.default_rng(0).integers(0, 12, (2, 14))
+    stream, expected = Stream(model, 12, batch=2), Stream(model, 12, batch=3)
+    stream.push(texts)
+    stream.logits()
+    stream.select([1, 0, 1])
+    expected.push(texts[[1, 0, 1]])
+    for tokens in ([[3], [4], [5]], [[1], [1], [1]]):
+        for each in (stream, expected):
+            each.push(tokens)
+        torch.testing.assert_close(stream.logits(), expected.logits(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_state_has_a_constant_size(tmp_path: Path) -> None:
+    model = random_model(LogMemoryConfig(slots=13, sharpness=10, recall=30, **SIZES))
+    stream, sizes = Stream(model, 12), []
+    for _ in range(6):
+        stream.push(np.random.default_rng(0).integers(0, 12, 500))
+        stream.logits()
+        stream.save(tmp_path / "state")
+        sizes.append(((tmp_path / "state").stat().st_size, stream._buffer.nbytes))
+    assert len(set(sizes[1:])) == 1
+
+
+def test_a_file_that_is_no_state_is_named(tmp_path: Path) -> None:
+    model = random_model(RecentConfig(slots=3, **SIZES))
+    (tmp_path / "other").write_text("text")
+    for name in ("other", "missing"):
+        with pytest.raises(UserError, match=name):
+            Stream.load(model, tmp_path / name)
+
+
+def test_a_recurrent_model_reads_each_segment_of_a_conversation_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model(TransformerXLConfig(memory=6, **SIZES))
+    lengths, segment = [], model.segment
+
+    def counted(tokens: torch.Tensor, *others: Any) -> Any:
+        lengths.append(tokens.shape[1])
+        return segment(tokens, *others)
+
+    monkeypatch.setattr(model, "segment", counted)
+    stream = Stream(model, 12)
+    stream.push(list(range(11)))
+    stream.logits()
+    assert lengths == [4, 4, 4]
+    stream.push([1, 2])
+    stream.logits()
+    assert lengths[3:] == [4, 2]
+
+
+def test_sampling() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    random = torch.Generator().manual_seed(0)
+
+    def sampled(**how: float) -> list[int]:
+        settings = {"temperature": 1.0, "top_k": None, "top_p": None} | how
+        return [_sample(logits, **settings, random=random) for _ in range(2000)]  # type: ignore[arg-type]
+
+    assert set(sampled(temperature=0)) == {0}
+    assert set(sampled(top_k=2)) == {0, 1}
+    assert set(sampled(top_p=0.01)) == {0}
+    assert set(sampled(top_p=0.7)) == {0, 1}  # the first has only 0.64
+    shares = np.bincount(sampled(), minlength=4) / 2000
+    np.testing.assert_allclose(shares, logits.softmax(0), atol=0.04)
+    cold = np.bincount(sampled(temperature=0.5), minlength=4) / 2000
+    np.testing.assert_allclose(cold, (2 * logits).softmax(0), atol=0.04)
+
+
+def test_padding_and_end_of_text_are_never_sampled() -> None:
+    torch.manual_seed(0)
+    model = build(RecentConfig(slots=0, window=4, layers=1, heads=1, width=8, vocabulary=64))
+    allowed = torch.ones(10, dtype=torch.bool)
+    allowed[9] = False
+    tokens = Stream(model, 9).sample([torch.Generator()], temperature=5.0, allowed=allowed)
+    assert max(next(tokens)[0] for _ in range(300)) == 8
+
+
+def test_predictions_of_nan_are_an_error() -> None:
+    model = build(RecentConfig(slots=0, window=4, layers=1, heads=1, width=8, vocabulary=64))
+    torch.nn.init.constant_(model.table.weight, float("nan"))
+    with pytest.raises(UserError, match="diverged"):
+        Stream(model, 9).generate(1)
