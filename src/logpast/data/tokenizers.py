@@ -65,9 +65,9 @@ class Tokenizer(ABC):
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` into the folder, for `load_tokenizer`."""
 
-    @abstractmethod
     def to_hf(self) -> hf.Tokenizer:
         """The same as a tokenizer of the `tokenizers` library, which adds end-of-text before a text."""
+        raise UserError(f"the tokenizer {self.name} cannot be exported; its model has one of its own")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return b"".join(self.vocabulary[i] for i in ids)

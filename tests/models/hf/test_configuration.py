@@ -1,5 +1,7 @@
 """The config in Hugging Face's form: what it holds, and that it is saved and loaded."""
 
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,11 @@ def test_sizes_have_the_names_of_transformers() -> None:
 def test_misspelt_system_is_named() -> None:
     with pytest.raises(UserError, match="log_memry"):
         LogPastConfig(model={"system": "log_memry"})
+
+
+def test_missing_extra_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name in [name for name in sys.modules if name.startswith("logpast.models.hf")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UserError, match=r"pip install 'logpast\[hf\]'"):
+        importlib.import_module("logpast.models.hf.export")

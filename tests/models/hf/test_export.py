@@ -74,6 +74,18 @@ def test_exported_model_and_tokenizer_predict_and_generate_as_the_run(
     assert tokenizer.decode(found[0], skip_special_tokens=True) == expected
 
 
+def test_neither_end_of_text_nor_rows_without_a_token_are_generated(exported: Path) -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    assert model.config.vocab_size > len(tokenizer)
+    torch.manual_seed(0)
+    prompt = tokenizer(["And God"] * 20, return_tensors="pt")
+    found = model.generate(**prompt, max_new_tokens=20, do_sample=True, temperature=1e4, top_k=0)
+    added = found[:, prompt.input_ids.shape[1] :]
+    assert len(added.unique()) > 100
+    assert added.max() < len(tokenizer)
+    assert (added != tokenizer.eos_token_id).all()
+
+
 def test_pipeline_continues_a_text(exported: Path) -> None:
     write = pipeline("text-generation", model=str(exported), device="cpu")
     one = write("And God", max_new_tokens=9, do_sample=False)[0]["generated_text"]

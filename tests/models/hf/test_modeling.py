@@ -238,15 +238,19 @@ def test_each_new_token_costs_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("config", [SOME[1], SOME[2]])
 def test_cache_of_a_prompt_serves_several_continuations(config: ModelConfig) -> None:
-    model, (prompt, *others) = random_model(config), texts(9, 5, 5)
+    """Also of a single token, which uses the cached keys and values."""
+    model, (prompt, other) = random_model(config), texts(10, 5)
     with torch.no_grad():
         cache = model(prompt[None], use_cache=True).past_key_values
-    for other in others:
-        text = torch.cat([prompt, other])
+    for added in (other[:1], other):
+        text = torch.cat([prompt, added])
+        with torch.no_grad():
+            logits = model(added[None], past_key_values=copy.deepcopy(cache)).logits
+            torch.testing.assert_close(logits, model(text[None], use_cache=False).logits[:, 10:], rtol=1e-6, atol=1e-6)
         how = {"past_key_values": copy.deepcopy(cache), "max_new_tokens": 5, "do_sample": False}
         found = model.generate(**padded([text]), **how)
-        assert found[0, 14:].tolist() == reference(model, text, 5)
-    assert cache.get_seq_length() == 9
+        assert found[0, len(text) :].tolist() == reference(model, text, 5)
+    assert cache.get_seq_length() == 10
 
 
 @pytest.mark.parametrize("config", [SOME[1], SOME[2]])

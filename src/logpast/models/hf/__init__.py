@@ -3,17 +3,30 @@
 This is the only package that imports transformers, which is an optional dependency.
 """
 
-try:
-    from transformers import AutoConfig, AutoModelForCausalLM
-except ImportError as error:
-    from logpast.util.errors import UserError
+from __future__ import annotations
 
-    raise UserError(f"Hugging Face models need another package ({error}); pip install 'logpast[hf]'") from error
+import importlib
+from typing import Any
 
-from logpast.models.hf.configuration import LogPastConfig
-from logpast.models.hf.modeling import LogPastForCausalLM
+from logpast.util.errors import UserError
 
-AutoConfig.register(LogPastConfig.model_type, LogPastConfig, exist_ok=True)
-AutoModelForCausalLM.register(LogPastConfig, LogPastForCausalLM, exist_ok=True)
 
-__all__ = ["LogPastConfig", "LogPastForCausalLM"]
+def require(package: str) -> Any:
+    """Import `transformers` or `peft`, which the extra `hf` installs."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise UserError(f"{package} is not installed; pip install 'logpast[hf]'") from None
+
+
+_transformers = require("transformers")
+
+from logpast.models.hf.configuration import LogPastConfig  # noqa: E402  after a clear error if transformers is missing
+from logpast.models.hf.modeling import LogPastForCausalLM  # noqa: E402
+
+_transformers.AutoConfig.register(LogPastConfig.model_type, LogPastConfig, exist_ok=True)
+_transformers.AutoModelForCausalLM.register(LogPastConfig, LogPastForCausalLM, exist_ok=True)
+
+__all__ = ["LogPastConfig", "LogPastForCausalLM", "require"]
