@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from logpast.generation import generate
     from logpast.memory import LogMemory
     from logpast.models import LogMemoryConfig, RecentConfig, Stream, build
+    from logpast.models.hf import LogPastConfig, LogPastForCausalLM
     from logpast.models.hf.attach import Attached, attach_memory, detach_memory, load_attached
+    from logpast.models.hf.export import export
     from logpast.paper.filters_figure import draw_filters
     from logpast.recall import Recall, RecallForm
     from logpast.sweeps.sweep import sweep
@@ -44,6 +46,8 @@ _MODULES = {
     "logpast.memory": ("LogMemory",),
     "logpast.models": ("LogMemoryConfig", "RecentConfig", "Stream", "build"),
     "logpast.models.hf.attach": ("Attached", "attach_memory", "detach_memory", "load_attached"),
+    "logpast.models.hf": ("LogPastConfig", "LogPastForCausalLM"),
+    "logpast.models.hf.export": ("export",),
     "logpast.recall": ("Recall", "RecallForm"),
     "logpast.evaluation.scoring": ("score",),
     "logpast.training.attach": ("attach",),
@@ -58,6 +62,8 @@ __all__ = [
     "FilterBank",
     "LogMemory",
     "LogMemoryConfig",
+    "LogPastConfig",
+    "LogPastForCausalLM",
     "OptimizerConfig",
     "Recall",
     "RecallForm",
@@ -75,6 +81,7 @@ __all__ = [
     "detach_memory",
     "draw_filters",
     "evaluate",
+    "export",
     "generate",
     "load_attached",
     "open_tokens",

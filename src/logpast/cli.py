@@ -52,6 +52,10 @@ SECTIONS = {
             "logpast.analysis.analyze", "analyze", "show where a model gains and how far back it looks",
             "checkpoint", "CHECKPOINT",
         ),
+        "export": Command(
+            "logpast.models.hf.export", "export", "write a model as a Hugging Face model, and back",
+            "checkpoint", "CHECKPOINT",
+        ),
     },
     "Use a pretrained model": {
         "attach": Command("logpast.training.attach", "attach", "give a Hugging Face model a long past"),

@@ -14,6 +14,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ class Tokenizer(ABC):
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` into the folder, for `load_tokenizer`."""
 
+    def to_hf(self) -> hf.Tokenizer:
+        """The same as a tokenizer of the `tokenizers` library, which adds end-of-text before a text."""
+        raise UserError(f"the tokenizer {self.name} cannot be exported; its model has one of its own")
+
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return b"".join(self.vocabulary[i] for i in ids)
 
@@ -112,6 +117,17 @@ class GPT2(Tokenizer):
         content = {"name": self.name, "fingerprint": self.fingerprint}
         (folder / FILE).write_text(json.dumps(content, indent=2) + "\n")
 
+    def to_hf(self) -> hf.Tokenizer:
+        character = {byte: each for each, byte in _character_to_byte().items()}
+        names = ["".join(character[byte] for byte in token) for token in self.vocabulary[: self.eot]]
+        pairs = [_last_merge(self._ranks, token) for token in self.vocabulary[: self.eot] if len(token) > 1]
+        merges = [(names[self._ranks[first]], names[self._ranks[second]]) for first, second in pairs]
+        tokenizer = hf.Tokenizer(hf.models.BPE({name: i for i, name in enumerate(names)}, merges))
+        tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        tokenizer.decoder = hf.decoders.ByteLevel()
+        tokenizer.add_special_tokens([END_OF_TEXT])
+        return _with_end_of_text(tokenizer, self.eot)
+
 
 class BPE(Tokenizer):
     """A byte-level BPE of the `tokenizers` library, from its JSON."""
@@ -138,6 +154,9 @@ class BPE(Tokenizer):
     def save(self, folder: Path) -> None:
         text = self._tokenizer.to_str(pretty=True)  # its own save() raises no OSError on a full disk
         (folder / FILE).write_text(text, encoding="utf-8")
+
+    def to_hf(self) -> hf.Tokenizer:
+        return _with_end_of_text(hf.Tokenizer.from_str(self._tokenizer.to_str()), self.eot)
 
 
 class Pretrained(Tokenizer):
@@ -262,6 +281,24 @@ def _gpt2_ranks() -> dict[bytes, int]:
     # With checksums, because tiktoken may read its own cached copy instead of these files.
     merges_sum, ids_sum = GPT2_FILES.values()
     return data_gym_to_mergeable_bpe_ranks(merges, ids, merges_sum, ids_sum)
+
+
+def _last_merge(ranks: dict[bytes, int], token: bytes) -> tuple[bytes, bytes]:
+    """The two tokens that BPE merges into this one: what it splits into without its own rank and those above."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        pairs = [ranks.get(first + second, len(ranks)) for first, second in pairwise(parts)]
+        at = pairs.index(min(pairs))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts[0], parts[1]
+
+
+def _with_end_of_text(tokenizer: hf.Tokenizer, eot: int) -> hf.Tokenizer:
+    """The tokenizer, which now adds end-of-text before a text."""
+    tokenizer.post_processor = hf.processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", pair=f"{END_OF_TEXT} $A $B", special_tokens=[(END_OF_TEXT, eot)]
+    )
+    return tokenizer
 
 
 def _character_to_byte() -> dict[str, int]:

@@ -8,6 +8,7 @@ the next.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -77,6 +78,20 @@ class ModelConfig:
 def check_limit(name: str, limit: float) -> None:
     if not 0 < limit <= 1:
         raise UserError(f"{name} must be above 0 and at most 1, got {limit}")
+
+
+class Recomputable(nn.Module):
+    """A block of a model. With gradient checkpointing, which transformers switches on, its activations are computed
+    again in the backward pass instead of being kept.
+    """
+
+    gradient_checkpointing = False
+    _gradient_checkpointing_func: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> Any:
+        if self.gradient_checkpointing and self.training:
+            return self._gradient_checkpointing_func(super().__call__, *args)
+        return super().__call__(*args)
 
 
 class LanguageModel(nn.Module):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.kernels.dispatch import add_linear_norm, gelu_linear, self_attention, split_heads
-from logpast.models.base import LanguageModel, ModelConfig
+from logpast.models.base import LanguageModel, ModelConfig, Recomputable
 from logpast.util.errors import UserError
 from logpast.util.precision import in_autocast
 
@@ -67,7 +67,7 @@ class Attention(nn.Module):
         return mixed.transpose(1, 2).flatten(2)
 
 
-class Block(nn.Module):
+class Block(Recomputable):
     """Attention and MLP, each with a LayerNorm before it and a residual connection."""
 
     def __init__(self, width: int, heads: int, mlp: int) -> None:

@@ -261,7 +261,7 @@ def sorted_checkpoints(run: Path) -> list[Path]:
 def save_checkpoint(
     config: TrainConfig,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     tokenizer: Tokenizer,
     state: dict[str, Any],
     carried: State | None = None,
@@ -270,12 +270,13 @@ def save_checkpoint(
     run = config.run
     with atomic_folder(checkpoint_path(run, state["step"])) as folder:
         save_file(_on_cpu(model.state_dict()), folder / "model.safetensors")
-        moments = {
-            f"{name}/{key}": value
-            for name, parameter in model.named_parameters()
-            for key, value in optimizer.state.get(parameter, {}).items()
-        }
-        save_file(_on_cpu(moments), folder / "optimizer.safetensors")
+        if optimizer is not None:
+            moments = {
+                f"{name}/{key}": value
+                for name, parameter in model.named_parameters()
+                for key, value in optimizer.state.get(parameter, {}).items()
+            }
+            save_file(_on_cpu(moments), folder / "optimizer.safetensors")
         if carried is not None:
             save_file(_on_cpu(carried), folder / "carried.safetensors")
         text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)

@@ -50,7 +50,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.kernels.dispatch import gelu_linear
-from logpast.models.base import Recurrent, RecurrentConfig, State
+from logpast.models.base import Recomputable, Recurrent, RecurrentConfig, State
 from logpast.util.errors import UserError
 from logpast.util.precision import accumulation_dtype, full_precision, in_autocast
 
@@ -111,7 +111,7 @@ class Timeline(nn.Module):
         self.peaks, self.sharpness = config.peaks, int(config.sharpness)
         for name in ("transition", "gain", "weights"):
             self.register_buffer(name, torch.empty(0, dtype=torch.get_default_dtype()), persistent=False)
-        self._build_constants()
+        self.build_constants()
 
     def advance(self, past: Tensor, chunks: Tensor) -> list[Tensor]:
         """The integrators (B, L, k+1, d) before the first of the `chunks` (B, P, T, d), T ≤ CHUNK, and after each."""
@@ -140,10 +140,10 @@ class Timeline(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         result = super()._apply(fn, recurse)
-        self._build_constants()
+        self.build_constants()
         return result
 
-    def _build_constants(self) -> None:
+    def build_constants(self) -> None:
         """Computed in float64: a cast of the model must not round the constants."""
         device, dtype = self.transition.device, accumulation_dtype(self.transition.dtype)
         transition, gain = transition_of(self.peaks, self.sharpness, CHUNK), gain_of(self.peaks, self.sharpness)
@@ -231,7 +231,7 @@ class TimelineAttention(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-class TimeLocalBlock(nn.Module):
+class TimeLocalBlock(Recomputable):
     """GPT-2's block with attention to a timeline."""
 
     def __init__(self, width: int, heads: int, mlp: int, slots: int) -> None:

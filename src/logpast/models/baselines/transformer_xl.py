@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.kernels.dispatch import gelu_linear
-from logpast.models.base import Recurrent, RecurrentConfig, State
+from logpast.models.base import Recomputable, Recurrent, RecurrentConfig, State
 from logpast.util.precision import accumulation_dtype, in_autocast
 
 
@@ -99,7 +99,7 @@ def relative_shift(scores: Tensor) -> Tensor:
     return padded[..., 1:, :].reshape(*batch, length, size)
 
 
-class XLBlock(nn.Module):
+class XLBlock(Recomputable):
     """GPT-2's block with a memory of earlier segments."""
 
     def __init__(self, width: int, heads: int, mlp: int) -> None:
