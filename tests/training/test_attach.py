@@ -1,6 +1,7 @@
 """The command `attach`: what each kind of training changes, the scores it prints, and its errors."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from conftest import TEXT
 from logpast.cli import main
 from logpast.data import TokenStore, open_tokens
 from logpast.evaluation.scoring import score
-from logpast.models.hf.attach import load_attached, load_model_tokenizer
+from logpast.models.hf.attach import load_attached, load_model, load_model_tokenizer
 from logpast.recall import RecallForm
 from logpast.training.attach import _split, attach
 from logpast.util.errors import UserError
@@ -115,6 +116,13 @@ def test_same_seed_gives_the_same_gates(model: Path, repeated: Path, tmp_path: P
         attach(str(model), str(repeated), tmp_path / name, **SMALL)
     one, two = (load_file(tmp_path / name / "logpast.safetensors") for name in ("one", "two"))
     assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+def test_half_precision_model_is_fitted_in_full_precision_on_a_cpu(model: Path, repeated: Path, tmp_path: Path) -> None:
+    half = shutil.copytree(model, tmp_path / "half")
+    load_model(model).to(torch.bfloat16).save_pretrained(half)
+    attach(str(half), str(repeated), tmp_path / "out", train="all", **SMALL)
+    assert {value.dtype for value in weights_of(tmp_path / "out").values()} == {torch.float32}
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *words: object) -> str:

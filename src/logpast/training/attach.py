@@ -118,7 +118,9 @@ def attach(
     if not recall and (train == "gates" or not slots):
         raise UserError("without recall there are no gates to fit; leave out --recall 0, or add --slots and --train")
     on = pick_device(device)
-    attached = attach_memory(load_model(model).to(on), window, slots, recall, sharpness, sink, frozen=False)
+    full = train == "all" or on.type == "cpu"  # small updates are lost in half precision, which is slow on CPUs
+    base = load_model(model, dtype=torch.float32 if full else "auto").to(on)
+    attached = attach_memory(base, window, slots, recall, sharpness, sink, frozen=False)
     store, held_out = _open_texts(model, attached, data, validation, cache)
     measure = partial(_score, store=held_out, streams=streams, device=on, limit=validation_tokens)
     fit = _Fit(store, streams, on, steps, batch_size, tokens or (GATES_TOKENS if train == "gates" else len(store)),
