@@ -35,7 +35,7 @@ def test_every_row_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
             assert any(line.startswith(f"{name}.json: ") for line in lines)
     assert lines[0].split()[:6] == ["file", "run", "system", "window", "L", "k"]
     line = next(line.split() for line in lines if line.split()[:2] == ["demo-text", "memory"])
-    assert " ".join(line[2:]) == "log_memory 16 33 100 kjv 813,147 0 49.34 375.6 1.6096 a1d425b"
+    assert " ".join(line[2:]) == "log_memory 16 33 100 kjv 813,147 0 49.34 375.6 1.6096 13c4679"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_every_row_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["xyzzy=0"], "'xyzzy'; known: file, run"),
         (["seed"], "'seed'.*NAME=VALUE"),
         (["comparsion"], "logpast results comparison"),
-        (["file=demo-text", "seed=7"], "file=demo-text seed=7; known values of seed: 0, 1, 2, 3, 4$"),
+        (["file=demo-text", "seed=7"], "file=demo-text seed=7; known values of seed: 0, 1, 2$"),
         (["file=train_gpu", "seed=0"], "have no seed"),
     ],
 )
@@ -191,7 +191,7 @@ def test_names_with_wildcards_and_surrogates(tmp_path: Path) -> None:
 def test_standard_output_has_only_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results(["file=demo-text"], RESULTS, json="-", csv=str(tmp_path / "c.csv"), plot=tmp_path / "p.png")
     printed = capsys.readouterr()
-    assert len(json.loads(printed.out)) == 15
+    assert len(json.loads(printed.out)) == 9
     assert "c.csv" in printed.err
     assert "p.png" in printed.err
 
@@ -206,7 +206,7 @@ def test_plot_lines_are_means(tmp_path: Path, drawn: list[Figure]) -> None:
     (axis,) = drawn[0].axes
     means = {line.get_label(): line.get_xydata().tolist() for line in axis.lines if line.get_linestyle() == "-"}
     values = [row["scores"]["bits_per_byte"] for row in rows if row["recipe"]["model"]["system"] == "recent"]
-    assert means["recent"] == [[33, pytest.approx(sum(values) / 10)]]
+    assert means["recent"] == [[33, pytest.approx(sum(values) / len(values))]]
     assert set(means) == {"log_memory", "recent"}
 
 
