@@ -273,43 +273,55 @@ def _recall_pilots(results: Path) -> str:
     """One row per form, best first: loss on both validation texts, and their mean minus that of the form `base`."""
     log = (results / "logs" / "recall-pilots" / "validation.jsonl").read_text(encoding="utf-8")
     validation = {line["run"]: line["validation_loss"] for line in map(ledger.parse_json, log.splitlines())}
+    return _forms(results, "recall-pilots", validation)
+
+
+def _recall_pilots_2(results: Path) -> str:
+    """The same for the second round."""
+    rows = _rows(results, "recall-pilots-2-validation")
+    return _forms(results, "recall-pilots-2", {row["run"]: math.log(row["scores"]["ppl_token"]) for row in rows})
+
+
+def _forms(results: Path, file: str, validation: dict[str, float]) -> str:
     losses = {
-        row["run"]: (validation[row["run"]], math.log(row["scores"]["ppl_token"]))
-        for row in _rows(results, "recall-pilots")
+        row["run"]: (validation[row["run"]], math.log(row["scores"]["ppl_token"])) for row in _rows(results, file)
     }
     means = {run: statistics.mean(pair) for run, pair in losses.items()}
     lines = [
         [*run.rsplit("-seed", 1), *(f"{loss:.4f}" for loss in losses[run]),
-         f"{means[run] - means['base-seed' + run[-1]]:+.4f}"]
+         f"{means[run] - base:+.4f}" if (base := means.get("base-seed" + run[-1])) else ""]
         for run in sorted(losses, key=lambda run: (run[-1], means[run]))
     ]  # fmt: skip
     return as_markdown(Table(["form", "seed", "WikiText-103 validation", "wiki22k:rest[:500]", "mean − base"], lines))
 
 
-def _system(row: Row) -> str:
-    """The system of a sweep's cell: recall, of the run wiki22k-recall-seed0."""
-    return str(row["run"]).partition("-")[2].rpartition("-")[0]
+def _system(row: Row, file: str = "") -> str:
+    """The system of a sweep's cell: recall, of the run wiki22k-recall-seed0; recall-mixture, trained on that loss."""
+    system = str(row["run"]).partition("-")[2].rpartition("-")[0]
+    return f"{system}-mixture" if "mixture" in file else system
 
 
 def _recall_worth(results: Path) -> str:
-    """One row per text and seed: losses of the control, the memory and recall, and their differences."""
+    """One row per text and seed: losses of the control, the memory and recall, and differences from the control."""
     losses: dict[tuple[str, str, int], dict[str, float]] = {}
-    for file in ("sweep-controls", "sweep-recall", "controls-in-domain", "recall-in-domain"):
+    recall = "sweep-recall", "sweep-recall-mixture", "recall-in-domain", "recall-mixture-in-domain"
+    for file in ("sweep-controls", "controls-in-domain", *recall):
         for row in _rows(results, file):
-            text, seed = row["test_data"]["name"], row["seed"]
+            text, seed, system = row["test_data"]["name"], row["seed"], _system(row, file)
             key = row["train_data"]["name"], text, seed
-            losses.setdefault(key, {})[_system(row)] = math.log(row["scores"]["ppl_token"])
+            losses.setdefault(key, {})[system] = math.log(row["scores"]["ppl_token"])
             if text == "wikitext103:test":
                 key = row["train_data"]["name"], "the same without `=` tokens", seed
-                losses.setdefault(key, {})[_system(row)] = _without_equals(results, row)
-    systems = ("delta", "k200", "recall")
+                losses.setdefault(key, {})[system] = _without_equals(results, row, system)
+    systems = ("k200", "recall", "recall-mixture")
     rows = [
-        [*key[:2], str(key[2]), *(f"{found[each]:.4f}" for each in systems),
-         *(f"{found[each] - found['delta']:+.4f}" for each in systems[1:])]
+        [*key[:2], str(key[2]), f"{found['delta']:.4f}",
+         *(f"{found[each]:.4f} ({found[each] - found['delta']:+.4f})" for each in systems)]
         for key, found in losses.items()
     ]  # fmt: skip
-    heads = ["trained on", "scored on", "seed", "control", "memory", "recall", "memory − control", "recall − control"]
-    return as_markdown(Table(heads, rows))
+    return as_markdown(
+        Table(["trained on", "scored on", "seed", "control", "memory", "recall", "recall, old loss"], rows)
+    )
 
 
 def _recall_short(results: Path) -> str:
@@ -325,13 +337,46 @@ def _recall_short(results: Path) -> str:
     return f"{parts[0]}; on text like the training text {parts[1]}"
 
 
-def _without_equals(results: Path, row: Row) -> float:
+def _without_equals(results: Path, row: Row, system: str) -> float:
     """The mean loss over the tokens of WikiText-103's test set without an equals sign, which marks headings."""
-    name = f"{row['train_data']['name'].replace(':', '-')}-{_system(row)}-seed{row['seed']}"
+    name = f"{row['train_data']['name'].replace(':', '-')}-{system}-seed{row['seed']}"
     nats, equals = (
         load_file(results / "nats" / f"{file}.safetensors")["wikitext103_test"] for file in (name, "equals")
     )
     return float(nats[~equals].mean(dtype="float64"))
+
+
+def _adaptive(results: Path) -> str:
+    """One row per method: the loss on both texts minus the model's own, state and time."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in read_table(results, "adaptive_baselines")["rows"]:
+        found.setdefault(row["method"], {})[row["text"]["name"]] = row
+    plain, rows = found.pop("plain"), []
+    for method, by_text in found.items():
+        line = [f"{by_text[text]['minus_plain']['nats_per_token']:+.3f}" for text in plain]
+        first = next(iter(by_text.values()))
+        rows.append([method, *line, f"{first['state_bytes'] / 2**20:,.2f}", f"{first['times_plain']:.1f}"])
+    keys = {"wikitext103:test": "wikitext103_test", "wiki22k:test": "wiki22k_test_first_300032"}
+    for seed in (0, 1):
+        nats = load_file(results / "nats" / f"wiki22k-rest-recall-seed{seed}.safetensors")
+        line = [f"{nats[keys[text]].mean(dtype='float64') - plain[text]['nats_per_token']:+.3f}" for text in plain]
+        rows.append([f"recall, trained with it (seed {seed})", *line, f"{4 * 8192 / 2**20:,.2f}", ""])
+    return as_markdown(Table(["method", *plain, "MiB per text", "time, times the model's"], rows))
+
+
+def _recall_rates(results: Path) -> str:
+    """One row per window length: the loss of control and recall at each learning rate."""
+    losses: dict[tuple[str, str], dict[str, float]] = {}
+    for row in _rows(results, "sweep-recall-rates"):
+        choices = row["sweep"]["choices"]
+        key = str(choices["window"]), choices["recall"]
+        losses.setdefault(key, {})[choices["rate"]] = math.log(row["scores"]["ppl_token"])
+    rates = ("2e-3", "1e-3")
+    rows = [
+        [*key, *(f"{losses[key][rate]:.4f}" for rate in rates)]
+        for key in sorted(losses, key=lambda key: (int(key[0]), key[1]))
+    ]
+    return as_markdown(Table(["window", "system", *rates], rows))
 
 
 def _recall_loss(results: Path) -> str:
@@ -620,7 +665,10 @@ VIEWS: dict[str, View] = {
     "fast-step": _fast_step,
     "controls": _controls,
     "recall-pilots": _recall_pilots,
+    "recall-pilots-2": _recall_pilots_2,
     "recall-worth": _recall_worth,
+    "recall-rates": _recall_rates,
+    "adaptive": _adaptive,
     "recall-loss": _recall_loss,
     "recall-short": _recall_short,
     "recall-windows": _recall_windows,
