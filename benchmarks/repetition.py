@@ -3,9 +3,9 @@
     python benchmarks/repetition.py --checkpoint runs/recall --control runs/control --text wikitext103:test \\
         --limits 1 0.9 0.5 --out results/repetition.json
 
-Prompts are taken from the text at equal distances. Each model continues all of them, once with samples (temperature 1,
-top_p 0.95) and once with the most likely token (`greedy`). The row `text` is how the text itself continues. Of each
-continuation, given its prompt:
+Prompts are taken from the text at equal distances. Each model continues all of them: with samples (of the most likely
+tokens that add up to 95 %, and of all at a temperature of 0.8), and with the most likely token (`greedy`). The row
+`text` is how the text itself continues. Of each continuation, given its prompt:
 
     rep_4      share of its 4-grams that occurred within the last 512 tokens before
     longest    tokens in its longest part that occurred before, in the prompt or in the continuation; a part may overlap
@@ -40,7 +40,11 @@ from logpast.util.progress import progress_bar
 from logpast.util.serialization import to_json
 
 NGRAM, BACK = 4, 512
-DECODING: dict[str, dict[str, float]] = {"samples": {"temperature": 1.0, "top_p": 0.95}, "greedy": {"temperature": 0.0}}
+DECODING: dict[str, dict[str, float]] = {
+    "top_p 0.95": {"temperature": 1.0, "top_p": 0.95},
+    "temperature 0.8": {"temperature": 0.8},
+    "greedy": {"temperature": 0.0},
+}
 
 
 def copies(tokens: Sequence[int], start: int) -> tuple[int, int]:

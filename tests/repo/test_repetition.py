@@ -53,7 +53,7 @@ def test_rows_of_the_text_and_of_each_model(
     repetition.main()
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     kinds = [("model", 1), ("model", 0.5), ("control", None)]
-    expected = [(kind, how, limit) for how in ("samples", "greedy") for kind, limit in kinds]
+    expected = [(kind, how, limit) for how in repetition.DECODING for kind, limit in kinds]
     assert [(row["of"], row.get("decoding"), row.get("limit")) for row in rows] == [("text", None, None), *expected]
     starts = np.linspace(0, len(store) - 32, 3).astype(int)
     real = [repetition.copies(store.tokens[start : start + 32].tolist(), 20) for start in starts]

@@ -146,16 +146,15 @@ class Recall(nn.Module):
 
     def mix(self, hidden: Tensor, log_probs: Tensor, pasts: Sequence[Past]) -> Tensor:
         """(B, V): `log_probs` of the next token of B texts, from their indexes: hidden is (B, d), log_probs (B, V)."""
-        orders, bins, device = self.form.orders, len(self.form.edges), hidden.device
-        counts = torch.from_numpy(np.stack([past.counts() for past in pasts])).to(device)
+        counts = torch.from_numpy(np.stack([past.counts() for past in pasts])).to(hidden.device)
         weights = self.log_weights(hidden, counts)
-        shares = weights[:, 1:].exp().unflatten(1, (orders + 1, bins)) / counts.clamp(min=1)
-        copied = torch.zeros_like(log_probs, dtype=shares.dtype)
+        shares = (weights[:, 1:].exp().view(counts.shape) / counts.clamp(min=1)).cpu().numpy()
+        copied = np.empty(log_probs.shape, shares.dtype)  # on the CPU, where the indexes are
         for row, share, past in zip(copied, shares, pasts, strict=True):
-            row += share[0] @ torch.from_numpy(past.everywhere).to(device, share.dtype)
-            candidates, lengths, lag_bins = (torch.from_numpy(each).to(device) for each in past.found)
-            row.index_add_(0, candidates, share[1:].cumsum(0)[lengths - 1, lag_bins])
-        return _log_mixture(weights[:, :1] + log_probs, copied)
+            candidates, lengths, lag_bins = past.found
+            np.matmul(share[0], past.everywhere, out=row)
+            np.add.at(row, candidates, share[1:].cumsum(0)[lengths - 1, lag_bins])
+        return _log_mixture(weights[:, :1] + log_probs, torch.from_numpy(copied).to(hidden.device))
 
     def _mixture(self, hidden: Tensor, log_probs: Tensor, ids: Tensor) -> Tensor:
         """`log_probs`, with all comparisons at once."""
