@@ -364,6 +364,18 @@ def _adaptive(results: Path) -> str:
     return as_markdown(Table(["method", *plain, "MiB per text", "time, times the model's"], rows))
 
 
+def _repetition(results: Path) -> str:
+    """Repetition in text and in generated text, by decoding."""
+    rows = []
+    for row in read_table(results, "repetition_cpu")["rows"]:
+        name = {"model": "recall"}.get(row["of"], row["of"])
+        limited = f", copies at most {row['limit']:.0%}" if row.get("limit") not in (None, 1) else ""
+        copied = f"{row['longest_mean']:.1f}", str(row["longest_max"])
+        rows.append([row.get("decoding", ""), name + limited, f"{row['rep_4']:.1%}", *copied])
+    heads = ["decoding", "text of", "repeated 4-grams", "longest copy, mean", "longest copy, most"]
+    return as_markdown(Table(heads, rows))
+
+
 def _recall_rates(results: Path) -> str:
     """One row per window length: the loss of control and recall at each learning rate."""
     losses: dict[tuple[str, str], dict[str, float]] = {}
@@ -669,6 +681,7 @@ VIEWS: dict[str, View] = {
     "recall-worth": _recall_worth,
     "recall-rates": _recall_rates,
     "adaptive": _adaptive,
+    "repetition": _repetition,
     "recall-loss": _recall_loss,
     "recall-short": _recall_short,
     "recall-windows": _recall_windows,
