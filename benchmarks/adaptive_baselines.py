@@ -318,8 +318,8 @@ def row_of(nats: Array, plain: Array, store: TokenStore, with_equals: NDArray[np
 
 def methods_of(
     model: Transformer, validation: TokenStore, train: TokenStore, args: argparse.Namespace, note: Callable[..., None]
-) -> dict[str, Method]:
-    """The methods, with settings selected on the validation text. `note` takes what each selection found."""
+) -> Iterator[tuple[str, Method]]:
+    """The methods one by one, with settings selected on the validation text. `note` takes what each selection found."""
 
     def plain(limit: int | None, store: TokenStore) -> Array:
         device = model.table.weight.device
@@ -334,28 +334,23 @@ def methods_of(
     def adapted(squares: list[Tensor] | None, limit: int | None, store: TokenStore, setting: Setting) -> Array:
         return dynamic_evaluation(model, windows_of(model, store, 1, limit), squares, setting)
 
+    yield "plain", Method(partial(plain, args.limit), 0)
     found = select_cache(model, validation, args.batch_size, args.past)
     note("cache", found)
-    methods = {
-        "plain": Method(partial(plain, args.limit), 0),
-        "cache": Method(partial(cached, found["chosen"]), args.past * 4 * (model.config.width + 1)),
-    }
+    yield "cache", Method(partial(cached, found["chosen"]), args.past * 4 * (model.config.width + 1))
     whole = float(plain(None, validation).mean())
     for within in (False, True):
         found, losses = select_gates(model, train, validation, args, within)
         name = "recall within attention" if within else "recall"
         note(name, found | {"plain": whole})
-        methods[name] = Method(losses, 0 if within else 4 * args.past)
+        yield name, Method(losses, 0 if within else 4 * args.past)
     alone = float(plain(args.selection, validation).mean())
     for rule, squares in {"SGD": None, "RMS": mean_squares(model, train, args.statistics)}.items():
         loss = partial(adapted, squares, args.selection, validation)
         found = search(lambda setting: loss(setting).mean(), GRIDS[rule])  # noqa: B023
         name = f"dynamic evaluation, {rule}"
         note(name, found | {"plain": alone})
-        methods[name] = Method(
-            partial(adapted, squares, args.limit, setting=found["chosen"]), 4 * model.parameter_count()
-        )
-    return methods
+        yield name, Method(partial(adapted, squares, args.limit, setting=found["chosen"]), 4 * model.parameter_count())
 
 
 def parse() -> argparse.Namespace:
@@ -401,15 +396,14 @@ def main() -> None:
         report["selected"][method] = found
         write(f"{method}: selected {found['chosen']}, the model alone {found['plain']:.4f}")
 
-    methods = methods_of(model, validation, train, args, note)
     with_equals = np.array([b"=" in token for token in tokenizer.vocabulary])
-    for store in tests:
-        for name, method in methods.items():
+    alone = dict[str, tuple[Array, float]]()  # by text
+    for name, method in methods_of(model, validation, train, args, note):
+        for store in tests:
             started = time.perf_counter()
             nats = method.losses(store)
             seconds = time.perf_counter() - started
-            if name == "plain":
-                plain, plain_seconds = nats, seconds
+            plain, plain_seconds = alone.setdefault(store.name, (nats, seconds))
             row = {"text": store.identity, "method": name} | row_of(nats, plain, store, with_equals)
             row |= {"seconds": round(seconds, 3), "ms_per_token": round(1000 * seconds / len(nats), 6),
                     "times_plain": round(seconds / plain_seconds, 2), "state_bytes": method.state_bytes}  # fmt: skip
