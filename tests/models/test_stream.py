@@ -89,7 +89,7 @@ def test_texts_of_a_stream_can_be_exchanged(config: ModelConfig) -> None:
     stream, expected = Stream(model, 12, batch=2), Stream(model, 12, batch=3)
     stream.push(texts)
     stream.logits()
-    stream.select([1, 0, 1])
+    stream = stream.select([1, 0, 1])
     expected.push(texts[[1, 0, 1]])
     for tokens in ([[3], [4], [5]], [[1], [1], [1]]):
         for each in (stream, expected):

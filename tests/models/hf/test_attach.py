@@ -136,7 +136,7 @@ def test_stream_predicts_what_scoring_predicts(family: str) -> None:
         attached.recall.weight.normal_(std=0.1)
     stream, found = Stream(attached, 1, batch=2), []
     for token in store.tokens[:30].tolist():
-        stream.select([1, 0])
+        stream = stream.select([1, 0])
         found.append(-float(stream.logits()[1].log_softmax(-1)[token]))
         stream.push([token])
     assert np.abs(np.array(found) - losses(attached, store)[:30]).max() < 1e-4
