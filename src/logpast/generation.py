@@ -20,7 +20,7 @@ from logpast.data import Tokenizer, text_files
 from logpast.data.prepare import pieces_of
 from logpast.models.base import check_limit
 from logpast.models.stream import Stream
-from logpast.training.checkpoint import find_checkpoint
+from logpast.training.checkpoint import find_model
 from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
 from logpast.util.files import ensure_all_writable
@@ -118,7 +118,7 @@ def generate(
             raise UserError("give prompt or prompt_file, not both")
         prompt = "".join(_blocks(prompt_file))
     prompt = _valid_utf8(prompt)
-    found = find_checkpoint(checkpoint)
+    found = find_model(checkpoint)
     tokenizer = found.load_tokenizer()
     model = found.load_model().to(pick_device(device)).eval()
     if recall_limit is not None:
@@ -128,7 +128,7 @@ def generate(
     count = samples or 1
     randoms = [torch.Generator().manual_seed(seed + number) for number in range(count)]
     allowed = torch.ones(tokenizer.size, dtype=torch.bool)
-    allowed[tokenizer.eot] = False  # it only occurs at the start of a text, so no model has learned when to predict it
+    allowed[tokenizer.special] = False  # end-of-text only occurs at the start of a text: no model of ours predicts it
 
     def continue_text(stream: Stream) -> list[Iterator[str]]:
         """Continue the text so far: the pieces of each sample, without what may be a stop text."""

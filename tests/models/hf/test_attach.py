@@ -233,8 +233,12 @@ def test_damaged_or_foreign_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "logpast.json").write_text(json.dumps(settings | {"recall": 0}))
     with pytest.raises(UserError, match=r"recall\.weight"):
         load_attached(tmp_path, tiny())
-    (tmp_path / "logpast.json").write_text(json.dumps(settings | {"version": 99}))
-    with pytest.raises(UserError, match="damaged"):
+    for newer in ({"version": 99}, {"new_setting": 1}):
+        (tmp_path / "logpast.json").write_text(json.dumps(settings | newer))
+        with pytest.raises(UserError, match=r"logpast\.json cannot be used: .*(99|new_setting).*upgrade logpast"):
+            load_attached(tmp_path, tiny())
+    (tmp_path / "logpast.json").write_text("{")
+    with pytest.raises(UserError, match=r"logpast\.json cannot be used"):
         load_attached(tmp_path, tiny())
 
 
