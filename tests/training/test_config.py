@@ -27,7 +27,7 @@ def test_settings_of_a_newer_version_are_named(train_config: TrainConfig) -> Non
         values[section]["new"] = 1
         with pytest.raises(UserError, match=rf"{section}\.new .*upgrade logpast"):
             TrainConfig.from_dict(values)
-    with pytest.raises(UserError, match="new .*upgrade logpast"):
+    with pytest.raises(UserError, match=r"new .*upgrade logpast"):
         TrainConfig.from_dict(train_config.to_dict() | {"new": 1})
 
 

@@ -45,7 +45,9 @@ def from_saved(kind: Callable[..., R], values: dict[str, Any], prefix: str = "")
     """A dataclass from its saved settings. One that is unknown is of a newer version."""
     unknown = values.keys() - {each.name for each in fields(kind)}  # type: ignore[arg-type]
     if unknown:
-        raise UserError(f"{prefix}{min(unknown)} is no setting of this version; upgrade logpast if a newer one wrote it")
+        raise UserError(
+            f"{prefix}{min(unknown)} is no setting of this version; upgrade logpast if a newer one wrote it"
+        )
     return kind(**values)
 
 

@@ -68,10 +68,11 @@ class Attached(Transformer):
         if config.slots:
             self.memory = LogMemory(config.width, config.bank).to(weight.device)
             self.scale = nn.Parameter(torch.zeros(config.slots, 1, device=weight.device))
-            with torch.no_grad():  # a scale of 1 is as large as a token's embedding
-                some = torch.arange(0, len(weight), -(-len(weight) // 4096), device=weight.device)
-                size = float(self.embed(some).float().square().mean().sqrt())
-            nn.init.constant_(self.memory.norm.get_parameter("weight"), size)
+            if not weight.is_meta:  # a scale of 1 is as large as a token's embedding
+                with torch.no_grad():
+                    some = torch.arange(0, len(weight), -(-len(weight) // 4096), device=weight.device)
+                    size = float(self.embed(some).float().square().mean().sqrt())
+                nn.init.constant_(self.memory.norm.get_parameter("weight"), size)
         if form := config.recall_form:
             self.recall = Recall(config.width, form, config.recall_limit).to(weight.device)
 
