@@ -253,6 +253,14 @@ def test_too_many_positions_for_the_model_are_an_error() -> None:
         attach_memory(tiny("gpt2"), window=60, slots=9)
 
 
+def test_a_sliding_window_of_the_model_that_is_too_short_is_an_error() -> None:
+    """Of all its layers: others see the whole sequence."""
+    with pytest.raises(UserError, match="last 32 only; use a window of at most 22"):
+        attach_memory(tiny("mistral"), window=23, slots=9)
+    attach_memory(tiny("mistral"), window=22, slots=9)
+    attach_memory(tiny("gemma2"), window=23, slots=9)
+
+
 def test_models_that_are_no_causal_decoders_are_refused() -> None:
     import transformers
 

@@ -245,6 +245,12 @@ def _attach(model: Any, config: AttachedConfig, frozen: bool = True) -> Attached
             f"sink, slots and window take {attached.attention_length} positions, but the model has {longest}; use a "
             f"window of at most {longest - attached.slots}"
         )
+    sliding, layers = getattr(text, "sliding_window", None), getattr(text, "layer_types", None)
+    if sliding and attached.attention_length > sliding and "full_attention" not in (layers or []):
+        raise UserError(
+            f"sink, slots and window take {attached.attention_length} positions, but the model attends to its last "
+            f"{sliding} only; use a window of at most {sliding - attached.slots}"
+        )
     _check_logits(attached)
     if frozen and not hasattr(model, "get_base_model"):
         model.requires_grad_(False)
