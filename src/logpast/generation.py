@@ -127,8 +127,7 @@ def generate(
         model.recall.limit = recall_limit
     count = samples or 1
     randoms = [torch.Generator().manual_seed(seed + number) for number in range(count)]
-    allowed = torch.ones(tokenizer.size, dtype=torch.bool)
-    allowed[tokenizer.special] = False  # end-of-text only occurs at the start of a text: no model of ours predicts it
+    allowed = torch.from_numpy(tokenizer.is_text)  # no model of ours has learned when to predict end-of-text
 
     def continue_text(stream: Stream) -> list[Iterator[str]]:
         """Continue the text so far: the pieces of each sample, without what may be a stop text."""

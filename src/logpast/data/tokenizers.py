@@ -74,6 +74,11 @@ class Tokenizer(ABC):
         """The same as a tokenizer of the `tokenizers` library, which adds end-of-text before a text."""
         raise UserError(f"the tokenizer {self.name} cannot be exported; its model has one of its own")
 
+    @property
+    def is_text(self) -> npt.NDArray[np.bool_]:
+        """(size,): which ids may be generated, all that are not special."""
+        return ~np.isin(np.arange(self.size), self.special)
+
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return b"".join(self.vocabulary[i] for i in ids)
 

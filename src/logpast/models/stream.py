@@ -152,10 +152,15 @@ class Stream:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int = 0,
+        allowed: Tensor | NDArray[np.bool_] | None = None,
     ) -> list[list[int]]:
-        """Append this many sampled tokens to each text, and return them. Text i has the random numbers of seed + i."""
+        """Append this many sampled tokens to each text, and return them. Text i has the random numbers of seed + i.
+
+        `allowed` is (V,) bool, the ids that may be sampled: `tokenizer.is_text`. The others are as in `sample`.
+        """
         randoms = [torch.Generator().manual_seed(seed + number) for number in range(self.batch)]
-        steps = islice(self.sample(randoms, temperature, top_k, top_p), tokens)
+        chosen = None if allowed is None else torch.as_tensor(allowed)
+        steps = islice(self.sample(randoms, temperature, top_k, top_p, chosen), tokens)
         return [list(row) for row in zip(*steps, strict=True)]
 
     def select(self, rows: Sequence[int]) -> Stream:
