@@ -104,20 +104,11 @@ def generate(
     _check_options(tokens, temperature, top_k, top_p, stop, samples, seed)
     if recall_limit is not None:
         check_limit("recall_limit", recall_limit)
+    if interactive and samples is not None:
+        raise UserError("interactive cannot be used with samples")
+    _check_files(prompt, prompt_file, follow, interactive)
     ensure_all_writable({"--save_state": save_state})
-    piped = [f"{name} -" for name, file in (("prompt_file", prompt_file), ("follow", follow)) if str(file) == "-"]
-    if interactive and (samples is not None or piped):
-        raise UserError(f"interactive cannot be used with {'samples' if samples is not None else piped[0]}")
-    if len(piped) > 1:
-        raise UserError("prompt_file and follow cannot both read standard input; give one of them as a file")
-    if follow is not None:
-        with _open(follow):
-            pass  # it can be read: before the model is loaded
-    if prompt_file is not None:
-        if prompt:
-            raise UserError("give prompt or prompt_file, not both")
-        prompt = "".join(_blocks(prompt_file))
-    prompt = _valid_utf8(prompt)
+    prompt = _valid_utf8(prompt) if prompt_file is None else "".join(_blocks(prompt_file))
     found = find_model(checkpoint)
     tokenizer = found.load_tokenizer()
     model = found.load_model().to(pick_device(device)).eval()
@@ -142,7 +133,8 @@ def generate(
         if stream.batch > 1:
             raise UserError(f"{load_state} is the state of {stream.batch} texts; save that of one: stream.select([0])")
         if follow is not None:
-            _read(stream, _blocks(follow), tokenizer, _name(follow))
+            size = follow.stat().st_size // 1000 if follow.is_file() else None
+            _read(stream, _blocks(follow), tokenizer, _name(follow), size)
         if interactive:
             text, stream = _converse(stream, tokenizer, prompt, lambda stream: continue_text(stream)[0])
         else:
@@ -159,10 +151,10 @@ def generate(
         return texts[0] if samples is None else texts
 
 
-def _read(stream: Stream, blocks: Iterable[str], tokenizer: Tokenizer, name: str) -> None:
+def _read(stream: Stream, blocks: Iterable[str], tokenizer: Tokenizer, name: str, kilobytes: int | None = None) -> None:
     """Append a text to a stream, piece by piece. The tokens are those of the whole text."""
     done, before, started = 0, stream.length, time.monotonic()
-    with progress_bar(f"reading {name}, kB", None) as progress:
+    with progress_bar(f"reading {name}, kB", kilobytes) as progress:
         for piece in pieces_of(blocks, tokenizer, BLOCK):
             stream.push(tokenizer.encode(piece))
             done += len(piece.encode())
@@ -247,6 +239,20 @@ def _check_options(
         raise UserError(f"top_p must be above 0 and at most 1, got {top_p}")
     if "" in stop:
         raise UserError("stop has an empty text; leave it out, or give the text to stop at")
+
+
+def _check_files(prompt: str, prompt_file: Path | None, follow: Path | None, interactive: bool) -> None:
+    """What is read can be read, before the model is loaded."""
+    piped = [f"{name} -" for name, file in (("prompt_file", prompt_file), ("follow", follow)) if str(file) == "-"]
+    if interactive and piped:
+        raise UserError(f"interactive cannot be used with {piped[0]}: both read standard input")
+    if len(piped) > 1:
+        raise UserError("prompt_file and follow cannot both read standard input; give one of them as a file")
+    if prompt and prompt_file is not None:
+        raise UserError("give prompt or prompt_file, not both")
+    if follow is not None:
+        with _open(follow):
+            pass
 
 
 def _blocks(file: Path) -> Iterator[str]:
