@@ -41,7 +41,7 @@ from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import Diverged, UserError
 from logpast.util.files import atomic_folder
 from logpast.util.progress import progress_bar
-from logpast.util.validation import validate_arguments
+from logpast.util.validation import from_saved, validate_arguments
 
 Train = Literal["gates", "slots", "lora", "all"]
 TRAINED = {"gates": ["recall"], "slots": ["recall", "memory"]}  # and the slots' scale; lora and all train these, too
@@ -328,7 +328,8 @@ def open_attached(folder: Path) -> AttachedCheckpoint:
     data = DataConfig(**{name: settings.pop(name) for name in ("train", "validation", "streams")})
     rate = settings.pop("learning_rate", 0.0)
     optimizer = OptimizerConfig(learning_rate=rate, final_learning_rate=0, warmup_steps=WARMUP, weight_decay=0.01)
-    return AttachedCheckpoint(folder, state, TrainConfig(folder, data, config, optimizer, **settings))
+    settings |= {"run": folder, "data": data, "model": config, "optimizer": optimizer}
+    return AttachedCheckpoint(folder, state, from_saved(TrainConfig, settings))
 
 
 class _WithAndWithoutRecall(nn.Module):

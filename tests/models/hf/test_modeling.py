@@ -301,7 +301,8 @@ def attached_model(family: str = "llama", **how: Any) -> LogPastForCausalLM:
     return LogPastForCausalLM.from_core(core).eval()
 
 
-def english(*lengths: int) -> list[Tensor]:
+def texts_from_one(*lengths: int) -> list[Tensor]:
+    """Each starts with id 1."""
     random = np.random.default_rng(0)
     return [torch.tensor([1, *random.integers(3, 12, length - 1)]) for length in lengths]
 
@@ -310,7 +311,7 @@ def english(*lengths: int) -> list[Tensor]:
 @torch.no_grad()
 def test_pretrained_model_with_a_memory_predicts_what_scoring_predicts(family: str) -> None:
     """At once, in pieces with a cache, and with padding before the tokens."""
-    model, (text, short) = attached_model(family, input=family == "llama"), english(24, 8)
+    model, (text, short) = attached_model(family, input=family == "llama"), texts_from_one(24, 8)
     store = TokenStore.in_memory([text[1:].tolist()], VOCABULARY, 1)
     expected = score(model.core, store, 5, model.core.history, recall=model.core.config.recall_form)
     output = model(text[None], labels=text[None])
@@ -329,7 +330,7 @@ def test_pretrained_model_with_a_memory_predicts_what_scoring_predicts(family: s
 
 
 def test_pretrained_model_with_a_memory_generates_with_a_cache() -> None:
-    model, rows = attached_model(), english(12, 7)
+    model, rows = attached_model(), texts_from_one(12, 7)
     model.generation_config.pad_token_id = 0
     found = model.generate(**padded(rows), max_new_tokens=8, do_sample=False)
     stopped = [reference(model, row, 8) for row in rows]
@@ -349,7 +350,7 @@ def test_pretrained_model_with_a_memory_generates_with_a_cache() -> None:
 @pytest.mark.parametrize("family", ["gpt2", "gemma3", "llama"])
 def test_pretrained_model_with_a_memory_is_loaded_to_the_bit(family: str, tmp_path: Path) -> None:
     """Also where embeddings and head are one table, as in all of them but this Llama."""
-    model, (text,) = attached_model(family), english(20)
+    model, (text,) = attached_model(family), texts_from_one(20)
     expected = model(text[None]).logits
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -363,7 +364,7 @@ def test_pretrained_model_with_a_memory_is_loaded_to_the_bit(family: str, tmp_pa
 
 
 def test_trainer_fits_the_memory_and_leaves_a_frozen_model_alone(tmp_path: Path) -> None:
-    model, rows = attached_model(), english(*[21] * 4)
+    model, rows = attached_model(), texts_from_one(*[21] * 4)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     data = Dataset.from_list([{"input_ids": row.tolist(), "labels": row.tolist()} for row in rows])
     batch = torch.stack(rows)
@@ -379,7 +380,7 @@ def test_trainer_fits_the_memory_and_leaves_a_frozen_model_alone(tmp_path: Path)
 
 
 def test_gradients_of_a_pretrained_model_with_a_memory_are_those_of_attaching() -> None:
-    model, (text,) = attached_model(frozen=False).train(), english(24)
+    model, (text,) = attached_model(frozen=False).train(), texts_from_one(24)
     store = TokenStore.in_memory([text[1:].tolist()], VOCABULARY, 1)
     windows = Windows(store, 5, model.core.history, recall=model.core.config.recall_form)
     (model.core(*windows.batch(np.arange(len(windows))).inputs).sum() / 23).backward()
