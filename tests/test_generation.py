@@ -1,6 +1,7 @@
 """Generation: the printed text; interactive sessions; errors."""
 
 import io
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_checkpoint
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
+from logpast.util import progress
 from logpast.util.errors import UserError
 
 
@@ -176,6 +178,90 @@ def test_ctrl_c_ends_only_the_current_answer(
     assert len(calls) > 5
 
 
+def follow(trained: Path, content: bytes, monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+    return str(generate(trained, follow=Path("-"), tokens=12, **options))
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 16])
+def test_a_text_that_is_followed_is_continued_like_a_prompt_however_it_is_read(
+    block: int, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In pieces that do not change the tokens; what is followed is not printed, the prompt after it is."""
+    monkeypatch.setattr("logpast.generation.BLOCK", block)
+    text = "And God  said,\n\nLet thère be light 😀 " * 20 + "and"
+    (tmp_path / "book.txt").write_text(text)
+    expected = generate(trained, prompt=text, tokens=12, echo=False)
+    capsys.readouterr()
+    assert generate(trained, follow=tmp_path / "book.txt", tokens=12) == expected
+    assert capsys.readouterr().out == f"{expected}\n"
+    assert follow(trained, text.encode(), monkeypatch) == expected
+    cut = text.rindex(" and")
+    assert follow(trained, text[:cut].encode(), monkeypatch, prompt=" and") == f" and{expected}"
+    samples = generate(trained, follow=tmp_path / "book.txt", tokens=12, samples=2)
+    assert samples[0] == expected != samples[1]
+
+
+def test_an_interactive_session_comes_after_the_text_that_is_followed(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after /reset, which forgets the session."""
+    (tmp_path / "book.txt").write_text("And God said.")
+    text = converse(trained, b"In the\n", monkeypatch, follow=tmp_path / "book.txt", temperature=0)
+    assert f"And God said.{text}" == generate(trained, prompt="And God said.\nIn the", tokens=12, temperature=0)
+    again = converse(trained, b"no\n/reset\nIn the\n", monkeypatch, follow=tmp_path / "book.txt", temperature=0)
+    assert again == text
+
+
+def test_a_saved_state_continues_the_text_that_was_read(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, state = tmp_path / "book.txt", tmp_path / "new" / "book.state"
+    book.write_text("And God said, Let there be light. " * 30)
+    expected = generate(trained, follow=book, prompt="And", tokens=12, save_state=state)
+    assert f"And{generate(trained, tokens=12, load_state=state)}" == expected
+    more = generate(trained, prompt=" God", tokens=12, load_state=state, save_state=state)
+    assert generate(trained, tokens=12, load_state=state, seed=0) == str(more).removeprefix(" God")
+    session = converse(trained, b"In the\n", monkeypatch, load_state=state, save_state=state, stop=["�"])
+    whole = generate(trained, follow=book, prompt=f"And God{session}", tokens=5, echo=False)
+    assert generate(trained, load_state=state, tokens=5) == whole
+
+
+def test_texts_and_states_that_cannot_be_used_are_one_line(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "latin").write_bytes(b"And God" * 20_000 + b"\xff")
+    for name, problem in (("empty", "empty is empty"), ("latin", "latin is not UTF-8 at byte 140000"), ("no", "/no")):
+        for option in ("follow", "prompt_file"):
+            with pytest.raises(UserError, match=problem):
+                generate(trained, **{option: tmp_path / name})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="standard input is empty"):
+        follow(trained, b"", monkeypatch)
+    with pytest.raises(UserError, match="latin is not the state of a stream"):
+        generate(trained, load_state=tmp_path / "latin")
+    model = find_checkpoint(trained).load_model()
+    model.stream(0, batch=2).save(tmp_path / "two")
+    with pytest.raises(UserError, match="state of 2 texts"):
+        generate(trained, load_state=tmp_path / "two")
+    torch.nn.init.normal_(model.table.weight)
+    model.stream(0).save(tmp_path / "other")
+    with pytest.raises(UserError, match="other: the state is that of another model"):
+        generate(trained, load_state=tmp_path / "other")
+    with pytest.raises(UserError, match=f"{tmp_path} is a folder"):
+        generate(trained, save_state=tmp_path)
+
+
+def test_a_long_text_shows_progress(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "BAR_SECONDS", -1.0)
+    monkeypatch.setattr("logpast.generation.BLOCK", 1000)
+    (tmp_path / "book.txt").write_text("And God " * 400)
+    generate(trained, follow=tmp_path / "book.txt", tokens=1)
+    assert re.search(r"reading .*book.txt, kB 2/3 .* tokens/s .* left", capsys.readouterr().err)
+
+
 def test_input_that_is_not_utf8_is_reported(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for errors in ("strict", "surrogateescape"):  # as in most locales, and in the C locale
         for options in ({"interactive": True}, {"prompt_file": "-"}):
@@ -207,6 +293,8 @@ def test_input_that_is_not_utf8_is_reported(trained: Path, monkeypatch: pytest.M
         {"recall_limit": 1.5},
         {"interactive": True, "samples": 2},
         {"interactive": True, "prompt_file": "-"},
+        {"interactive": True, "follow": "-"},
+        {"follow": "-", "prompt_file": "-"},
     ],
 )
 def test_illegal_options_are_named(wrong: dict[str, Any], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`logpast generate`: continue a prompt, token by token."""
+"""`logpast generate`: continue a prompt, or a text of any length, token by token."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ import codecs
 import math
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, islice, tee
 from operator import itemgetter
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 import torch
 
 from logpast.data import Tokenizer, text_files
+from logpast.data.prepare import pieces_of
 from logpast.models.base import check_limit
 from logpast.models.stream import Stream
-from logpast.training.checkpoint import find_checkpoint
+from logpast.training.checkpoint import find_model
 from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
+from logpast.util.files import ensure_all_writable
+from logpast.util.progress import progress_bar
 from logpast.util.validation import validate_arguments
 
 RESET = "/reset"
+BLOCK = 1 << 16  # bytes read, and characters tokenized, at a time
 
 
 @validate_arguments
@@ -42,12 +47,18 @@ def generate(
     interactive: bool = False,
     recall_limit: float | None = None,
     device: str = "auto",
+    follow: Path | None = None,
+    load_state: Path | None = None,
+    save_state: Path | None = None,
 ) -> str | list[str]:
     """Generate text from a prompt with a trained model. Text appears as it is generated.
 
     With --interactive, each line that you type, or that standard input holds, is appended to the text so far after a
     line break, and the model continues: it remembers all earlier lines and answers. An empty line continues without
-    appending anything. Ctrl-C stops the current answer, /reset forgets the text so far, Ctrl-D ends.
+    appending anything. Ctrl-C stops the current answer, /reset forgets the lines and answers so far, Ctrl-D ends.
+
+    With --follow, the model first reads a text of any length, in little memory. It is not printed; the prompt, or the
+    first line of an interactive session, comes after it.
 
     Examples:
         logpast generate --checkpoint runs/mine --prompt "Once upon a time"
@@ -55,9 +66,12 @@ def generate(
         logpast generate --checkpoint runs/mine --temperature 0        # always the most likely token
         logpast generate --checkpoint runs/mine --prompt "The" --samples 5 --stop . $'\\n'
         logpast generate --checkpoint runs/mine --interactive
+        logpast generate --checkpoint runs/mine --follow book.txt --prompt "Chapter 2" --save_state book.state
+        cat books/*.txt | logpast generate --checkpoint attached/mine --follow -
 
     Args:
-        checkpoint: a run folder (its best checkpoint is used) or one checkpoints/step-… folder.
+        checkpoint: a run folder (its best checkpoint is used), one checkpoints/step-… folder, or a folder that
+            `logpast attach` wrote.
         prompt: the text to continue; may be empty.
         prompt_file: read the prompt from this file ("-" is standard input), which may be as long as a book and is read
             as training text is: UTF-8, with LF as line end.
@@ -77,6 +91,10 @@ def generate(
         recall_limit: of a model with recall, how much of each prediction may come from copies, above 0 and at most 1;
             by default as trained. Less avoids verbatim repetition.
         device: auto, cpu, cuda or mps.
+        follow: read this file ("-" is standard input) before the prompt, as training text is read.
+        load_state: continue after the text whose state is in this file, which --save_state wrote with the same model.
+        save_state: write the state to this file, to continue from it later: after what was read (--follow and the
+            prompt), before anything is generated; of an interactive session, at its end. An existing file is replaced.
 
     Returns:
         The prompt, unless echo is false, and the generated text; a list of such texts if samples is given. Of an
@@ -86,14 +104,12 @@ def generate(
     _check_options(tokens, temperature, top_k, top_p, stop, samples, seed)
     if recall_limit is not None:
         check_limit("recall_limit", recall_limit)
-    if interactive and (samples is not None or str(prompt_file) == "-"):
-        raise UserError(f"interactive cannot be used with {'samples' if samples is not None else 'prompt_file -'}")
-    if prompt_file is not None:
-        if prompt:
-            raise UserError("give prompt or prompt_file, not both")
-        prompt = _read_prompt(prompt_file)
-    prompt = _valid_utf8(prompt)
-    found = find_checkpoint(checkpoint)
+    if interactive and samples is not None:
+        raise UserError("interactive cannot be used with samples")
+    _check_files(prompt, prompt_file, follow, interactive)
+    ensure_all_writable({"--save_state": save_state})
+    prompt = _valid_utf8(prompt) if prompt_file is None else "".join(_blocks(prompt_file))
+    found = find_model(checkpoint)
     tokenizer = found.load_tokenizer()
     model = found.load_model().to(pick_device(device)).eval()
     if recall_limit is not None:
@@ -102,12 +118,10 @@ def generate(
         model.recall.limit = recall_limit
     count = samples or 1
     randoms = [torch.Generator().manual_seed(seed + number) for number in range(count)]
-    allowed = torch.ones(tokenizer.size, dtype=torch.bool)
-    allowed[tokenizer.eot] = False  # it only occurs at the start of a text, so no model has learned when to predict it
+    allowed = torch.from_numpy(tokenizer.is_text)  # no model of ours has learned when to predict end-of-text
 
-    def continue_text(stream: Stream, text: str) -> list[Iterator[str]]:
-        """Append to the text so far, and continue it: the pieces of each sample, without what may be a stop text."""
-        stream.push(tokenizer.encode(text))
+    def continue_text(stream: Stream) -> list[Iterator[str]]:
+        """Continue the text so far: the pieces of each sample, without what may be a stop text."""
         steps = stream.sample(randoms, temperature, top_k, top_p, allowed)
         first = next(steps)  # a long prompt is read before anything is printed
         copies = tee(islice(chain([first], steps), tokens), count)
@@ -115,15 +129,37 @@ def generate(
         return [until_stop(decode(each, tokenizer), stop) for each in by_sample]
 
     with cpu_threads(thread_count(model.parameter_count())):
-        stream = Stream(model, tokenizer.eot, count)
+        stream = model.stream(tokenizer.eot) if load_state is None else Stream.load(model, load_state)
+        if stream.batch > 1:
+            raise UserError(f"{load_state} is the state of {stream.batch} texts; save that of one: stream.select([0])")
+        if follow is not None:
+            size = follow.stat().st_size // 1000 if follow.is_file() else None
+            _read(stream, _blocks(follow), tokenizer, _name(follow), size)
         if interactive:
-            return _converse(stream, tokenizer, prompt, lambda stream, text: continue_text(stream, text)[0])
+            text, stream = _converse(stream, tokenizer, prompt, lambda stream: continue_text(stream)[0])
+        else:
+            _read(stream, [prompt], tokenizer, "the prompt")
+        if save_state is not None:
+            stream.save(save_state)
+        if interactive:
+            return text
         texts = []
-        for number, pieces in enumerate(continue_text(stream, prompt), 1):
+        for number, pieces in enumerate(continue_text(stream.select([0] * count)), 1):
             if count > 1:
                 print(f"--- sample {number} of {count} ---")
             texts.append("".join(_printed(chain([prompt] if echo else [], pieces))))
         return texts[0] if samples is None else texts
+
+
+def _read(stream: Stream, blocks: Iterable[str], tokenizer: Tokenizer, name: str, kilobytes: int | None = None) -> None:
+    """Append a text to a stream, piece by piece. The tokens are those of the whole text."""
+    done, before, started = 0, stream.length, time.monotonic()
+    with progress_bar(f"reading {name}, kB", kilobytes) as progress:
+        for piece in pieces_of(blocks, tokenizer, BLOCK):
+            stream.push(tokenizer.encode(piece))
+            done += len(piece.encode())
+            speed = (stream.length - before) / max(time.monotonic() - started, 1e-9)
+            progress.update(done // 1000, f"{speed:,.0f} tokens/s")
 
 
 def _printed(pieces: Iterable[str]) -> Iterator[str]:
@@ -137,9 +173,10 @@ def _printed(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _converse(
-    stream: Stream, tokenizer: Tokenizer, prompt: str, continue_text: Callable[[Stream, str], Iterator[str]]
-) -> str:
-    """An interactive session. Returns the text at its end."""
+    stream: Stream, tokenizer: Tokenizer, prompt: str, continue_text: Callable[[Stream], Iterator[str]]
+) -> tuple[str, Stream]:
+    """An interactive session. Returns its text, and the stream at its end."""
+    started = stream.length > 1
     text, beginning = "", stream.state()
     line = prompt or _read_line()
     while line is not None:
@@ -149,14 +186,15 @@ def _converse(
         elif re.fullmatch(r"/\w+", line):
             print(f"unknown command {line}; {RESET} forgets the text so far, Ctrl-D ends", file=sys.stderr)
         else:
-            shown = "\n" + line if line and text else line
+            shown = "\n" + line if line and (text or started) else line
             with suppress(KeyboardInterrupt):
-                for piece in _printed(continue_text(stream, shown)):
+                stream.push(tokenizer.encode(shown))
+                for piece in _printed(continue_text(stream)):
                     shown += piece
             text, stream = text + shown, Stream.from_state(stream.model, before)
             stream.push(tokenizer.encode(shown))  # what was not printed is not remembered
         line = _read_line()
-    return text
+    return text, stream
 
 
 def decode(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
@@ -203,14 +241,45 @@ def _check_options(
         raise UserError("stop has an empty text; leave it out, or give the text to stop at")
 
 
-def _read_prompt(file: Path) -> str:
-    """The prompt in a file, or in standard input for "-", read as any text is."""
-    name = "standard input" if str(file) == "-" else str(file)
+def _check_files(prompt: str, prompt_file: Path | None, follow: Path | None, interactive: bool) -> None:
+    """What is read can be read, before the model is loaded."""
+    piped = [f"{name} -" for name, file in (("prompt_file", prompt_file), ("follow", follow)) if str(file) == "-"]
+    if interactive and piped:
+        raise UserError(f"interactive cannot be used with {piped[0]}: both read standard input")
+    if len(piped) > 1:
+        raise UserError("prompt_file and follow cannot both read standard input; give one of them as a file")
+    if prompt and prompt_file is not None:
+        raise UserError("give prompt or prompt_file, not both")
+    if follow is not None:
+        with _open(follow):
+            pass
+
+
+def _blocks(file: Path) -> Iterator[str]:
+    """The text of a file, or of standard input for "-", read block by block as any text is."""
+    with _open(file) as opened:
+        empty = True
+        for text in text_files.decode(iter(lambda: opened.read(BLOCK), b""), _name(file)):
+            empty = False
+            yield text
+        if empty:
+            raise UserError(f"{_name(file)} is empty; give a text, or leave it out")
+
+
+@contextmanager
+def _open(file: Path) -> Iterator[BinaryIO]:
     try:
-        content = _standard_input().buffer.read() if str(file) == "-" else file.read_bytes()
+        if str(file) == "-":
+            yield _standard_input().buffer
+        else:
+            with file.open("rb") as opened:
+                yield opened
     except OSError as error:
-        raise UserError(f"cannot read the prompt from {name}: {error}") from None
-    return "".join(text_files.decode([content], name))
+        raise UserError(f"cannot read {_name(file)}: {error.strerror or error}; check the path") from None
+
+
+def _name(file: Path) -> str:
+    return "standard input" if str(file) == "-" else text_files.printable(file)
 
 
 def _read_line() -> str | None:

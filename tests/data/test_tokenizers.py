@@ -296,6 +296,8 @@ def test_pretrained_tokenizer_decodes_bytes_and_treats_special_tokens_as_text() 
     tokenizer = Pretrained(sentence_piece(), eot=1)
     assert tokenizer.decode(tokenizer.encode("ab é <s>")) == " ab é <s>"
     assert 1 not in tokenizer.encode("ab <s>")
+    assert np.flatnonzero(~tokenizer.is_text).tolist() == [1, 264]  # <s> and <extra>
+    assert np.flatnonzero(~BPE.is_text).tolist() == [BPE.eot]
     byte_level = Pretrained(BPE._tokenizer.to_str(), eot=BPE.eot)
     assert byte_level.decode(byte_level.encode("Straße 42")) == "Straße 42"
     assert byte_level.encode(TEXT).tolist() == BPE.encode(TEXT).tolist()

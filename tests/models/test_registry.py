@@ -28,6 +28,8 @@ def test_a_config_without_a_name_is_a_log_memory() -> None:
 def test_an_unknown_model_is_refused_with_the_known_names() -> None:
     with pytest.raises(UserError, match=r"lstm.*log_memory, recent"):
         config_from_dict({"system": "lstm"})
+    with pytest.raises(UserError, match=r"model\.depth .*upgrade logpast"):  # of a newer version
+        config_from_dict({"system": "recent", "depth": 3})
 
 
 def test_the_vocabulary_is_the_tokenizers_size_rounded_up() -> None:

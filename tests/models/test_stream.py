@@ -89,7 +89,7 @@ def test_texts_of_a_stream_can_be_exchanged(config: ModelConfig) -> None:
     stream, expected = Stream(model, 12, batch=2), Stream(model, 12, batch=3)
     stream.push(texts)
     stream.logits()
-    stream.select([1, 0, 1])
+    stream = stream.select([1, 0, 1])
     expected.push(texts[[1, 0, 1]])
     for tokens in ([[3], [4], [5]], [[1], [1], [1]]):
         for each in (stream, expected):
@@ -114,6 +114,19 @@ def test_a_file_that_is_no_state_is_named(tmp_path: Path) -> None:
     for name in ("other", "missing"):
         with pytest.raises(UserError, match=name):
             Stream.load(model, tmp_path / name)
+
+
+def test_a_state_of_another_model_is_refused_but_not_one_in_another_precision(tmp_path: Path) -> None:
+    config = RecentConfig(slots=3, **SIZES)
+    model = random_model(config)
+    model.stream(12).save(tmp_path / "state")
+    Stream.load(random_model(config).float(), tmp_path / "state")
+    Stream.load(random_model(config).bfloat16(), tmp_path / "state")
+    other = random_model(config)
+    torch.nn.init.normal_(other.table.weight)
+    for wrong in (other, random_model(replace(config, window=5)), random_model(replace(config, recall=9))):
+        with pytest.raises(UserError, match=r"state: .*another model"):
+            Stream.load(wrong, tmp_path / "state")
 
 
 def test_a_recurrent_model_reads_each_segment_of_a_conversation_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +172,19 @@ def test_padding_and_end_of_text_are_never_sampled() -> None:
     allowed[9] = False
     tokens = Stream(model, 9).sample([torch.Generator()], temperature=5.0, allowed=allowed)
     assert max(next(tokens)[0] for _ in range(300)) == 8
+    assert max(Stream(model, 9).generate(300, temperature=5.0, allowed=allowed.numpy())[0]) == 8
+
+
+def test_first_id_that_is_pushed_again_is_not_doubled() -> None:
+    """Hugging Face's tokenizers add it. Later in a text it is a token like any other."""
+    model, text = random_model(LogMemoryConfig(slots=13, sharpness=10, **SIZES)), [[12, 3, 12, 5], [12, 4, 12, 6]]
+    stream, expected = model.stream(12, batch=2), model.stream(12, batch=2)
+    stream.push(torch.tensor(text))
+    expected.append([row[1:] for row in text])
+    assert (stream.length, expected.length) == (4, 4)
+    assert torch.equal(stream.logits(), expected.logits())
+    with pytest.raises(UserError, match="needs first"):
+        model.stream()
 
 
 def test_predictions_of_nan_are_an_error() -> None:

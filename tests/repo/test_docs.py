@@ -1,11 +1,16 @@
 """docs/, results/ and CONTRIBUTING.md: commands parse, examples run, links resolve."""
 
+import io
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from logpast.cli import main
+from logpast.training.config import TrainConfig
+from logpast.training.loop import train
 from markdown_pages import PAGES, ROOT, anchors, code_blocks, commands, inline_commands, links
 from models.hf.tiny import save_tiny
 
@@ -72,13 +77,42 @@ def test_examples_of_attaching_run(
     save_tiny(tmp_path / "path/to/model", [(books / "0.txt").read_text()])
     page = ROOT / "docs" / "attach.md"
     typed, code = commands(page), code_blocks(page, "python")
-    assert (len(typed), len(code)) == (2, 4)
+    assert (len(typed), len(code)) == (2, 5)
     for words in typed:
         with pytest.raises(SystemExit) as stop:
             main([*words, "--window=16", "--steps=2", "--device=cpu"])
         assert not stop.value.code, capsys.readouterr().err
     for number, block in enumerate(code):
         exec(compile(block, f"docs/attach.md, example {number}", "exec"), {})
+
+
+def test_examples_of_streaming_run(
+    tmp_path: Path,
+    books: Path,
+    train_config: TrainConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As a reader would type them, with tiny models and a short book."""
+    pytest.importorskip("transformers")
+    from logpast.models.hf.attach import attach_memory, load_model
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(books / "0.txt", "book.txt")
+    train(replace(train_config, run=Path("runs/mine"), steps=2))
+    (tmp_path / "path/to/model").mkdir(parents=True)
+    save_tiny(tmp_path / "path/to/model", [(books / "0.txt").read_text()])
+    attach_memory(load_model("path/to/model"), window=16, recall=100).save_pretrained("attached/mine")
+    page = ROOT / "docs" / "streaming.md"
+    typed, code = commands(page), code_blocks(page, "python")
+    assert (len(typed), len(code)) == (6, 5)
+    for words in typed:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"And God\n"), encoding="utf-8"))
+        with pytest.raises(SystemExit) as stop:
+            main([*words, "--tokens=9", "--device=cpu"])
+        assert not stop.value.code, capsys.readouterr().err
+    for number, block in enumerate(code):
+        exec(compile(block, f"docs/streaming.md, example {number}", "exec"), {})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

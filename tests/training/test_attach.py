@@ -11,10 +11,16 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import TEXT
+from logpast.analysis.analyze import analyze
 from logpast.cli import main
 from logpast.data import TokenStore, open_tokens
+from logpast.evaluation.evaluate import evaluate
 from logpast.evaluation.scoring import score
-from logpast.models.hf.attach import load_attached, load_model, load_model_tokenizer
+from logpast.generation import generate
+from logpast.ledger import row as ledger
+from logpast.ledger.results import results
+from logpast.models.hf.attach import attach_memory, load_attached, load_model, load_model_tokenizer
+from logpast.models.hf.export import export
 from logpast.recall import RecallForm
 from logpast.training.attach import _split, attach
 from logpast.util.errors import UserError
@@ -109,6 +115,47 @@ def test_without_a_validation_text_the_last_tenth_is_held_out(model: Path, repea
     _, last = _split(open_tokens(str(repeated), tokenizer))
     nats = score(load_attached(tmp_path / "out"), last, 16, 1, recall=RecallForm(200))
     assert nats.mean() == pytest.approx(scores["memory"]["nats_per_token"], abs=1e-5)
+
+
+def test_eval_and_generate_take_the_folder(
+    model: Path, repeated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the score that attach printed, a warning about the training text, and a row of a ledger."""
+    out, other, rows = tmp_path / "out", tmp_path / "other.txt", tmp_path / "rows.jsonl"
+    other.write_text(TEXT * 2)
+    scores = attach(str(model), str(repeated), out, str(other), **SMALL | {"steps": 40, "learning_rate": 0.05})
+    found = evaluate(out, str(other), device="cpu", record=rows, against=out)
+    assert found["ppl_token"] == pytest.approx(scores["memory"]["ppl_token"], rel=1e-5)
+    assert (found["streams"], found["against"]["nats_per_token"]) == ("document", 0)
+    (row,) = ledger.read(rows)
+    assert (row["recipe"]["model"]["system"], row["recipe"]["model"]["recall"]) == ("attached", 200)
+    assert row["init_from"] == {"path": str(model)}
+    assert len(results(["model.system=attached"], folder=tmp_path)) == 1
+    assert "is not unseen text" not in capsys.readouterr().err
+    evaluate(out, str(repeated), device="cpu")
+    assert "it is the training text" in capsys.readouterr().err
+    text = generate(out, follow=repeated, prompt="And God", tokens=40, device="cpu", seed=1, temperature=0.5)
+    assert text.startswith("And God")
+    assert "<|endoftext|>" not in text
+    attached = load_attached(out)
+    stream, tokenizer = attached.stream(), load_model_tokenizer(out)
+    for part in (TEXT * 5, "And God"):
+        stream.push(tokenizer.encode(part))
+    likeliest = generate(out, follow=repeated, prompt="And God", tokens=9, device="cpu", temperature=0, echo=False)
+    assert tokenizer.decode(stream.generate(9, temperature=0)[0]) == likeliest
+
+
+def test_folder_without_tokenizer_or_training_text_is_scored(model: Path, repeated: Path, tmp_path: Path) -> None:
+    attach_memory(load_model(model), window=16, recall=50).save_pretrained(tmp_path)
+    found = evaluate(tmp_path, str(repeated), device="cpu", record=tmp_path / "rows.jsonl")
+    assert found["ppl_token"] > 1
+
+
+def test_commands_that_need_a_run_refuse_the_folder(model: Path, tmp_path: Path) -> None:
+    attach_memory(load_model(model), window=16, recall=50).save_pretrained(tmp_path)
+    for refuse in (lambda: analyze(tmp_path, "x"), lambda: export(tmp_path, "hf", tmp_path / "out")):
+        with pytest.raises(UserError, match="only eval and generate take"):
+            refuse()
 
 
 def test_same_seed_gives_the_same_gates(model: Path, repeated: Path, tmp_path: Path) -> None:

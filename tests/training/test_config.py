@@ -21,6 +21,16 @@ def test_config_survives_json(train_config: TrainConfig) -> None:
     assert TrainConfig.from_dict(json.loads(json.dumps(train_config.to_dict()))) == train_config
 
 
+def test_settings_of_a_newer_version_are_named(train_config: TrainConfig) -> None:
+    for section in ("data", "optimizer"):
+        values = train_config.to_dict()
+        values[section]["new"] = 1
+        with pytest.raises(UserError, match=rf"{section}\.new .*upgrade logpast"):
+            TrainConfig.from_dict(values)
+    with pytest.raises(UserError, match=r"new .*upgrade logpast"):
+        TrainConfig.from_dict(train_config.to_dict() | {"new": 1})
+
+
 def test_total_steps_from_epochs(train_config: TrainConfig) -> None:
     assert replace(train_config, steps=None, epochs=2.5).total_steps(160) == 25
     with pytest.raises(UserError, match=r"epochs=0.01"):

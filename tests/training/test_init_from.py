@@ -232,6 +232,13 @@ def test_a_gpt2_that_our_model_would_not_compute_is_refused(gpt2: Path) -> None:
         open_source(str(gpt2))
 
 
+def test_other_models_of_hugging_face_are_refused_and_our_own_become_a_run_first(tmp_path: Path) -> None:
+    for kind, problem in (("llama", "model_type is 'llama'"), ("logpast", f"export {tmp_path} --to logpast")):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        with pytest.raises(UserError, match=problem):
+            open_source(str(tmp_path))
+
+
 def test_gpt2s_own_tokenizer_is_recognised_by_its_words(gpt2: Path) -> None:
     from logpast.data import load_tokenizer
 

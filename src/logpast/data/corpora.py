@@ -323,7 +323,7 @@ def read(source: Source, checksum: Checksum) -> Iterator[Passage]:
     for title, location, blocks in source.items():
         text = decode(checksum.update(blocks), location)
         passage = None
-        for passage in _articles(text, title) if source.articles else _document(text, title):
+        for passage in _articles(text, title) if source.articles else one_document(text, title):
             position += passage.title is not None
             if source.belongs(position):
                 number += passage.title is not None
@@ -342,7 +342,8 @@ def read(source: Source, checksum: Checksum) -> Iterator[Passage]:
         )
 
 
-def _document(blocks: Iterable[str], name: str) -> Iterator[Passage]:
+def one_document(blocks: Iterable[str], name: str) -> Iterator[Passage]:
+    """The passages of a text that is a single document."""
     title: str | None = name
     for block in blocks:
         if block:

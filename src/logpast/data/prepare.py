@@ -26,7 +26,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from logpast.data.corpora import CORPORA, Checksum, Passage, Source, Unavailable, find, read
+from logpast.data.corpora import CORPORA, Checksum, Passage, Source, Unavailable, find, one_document, read
 from logpast.data.store import (
     COLUMNS,
     FORMAT,
@@ -299,8 +299,8 @@ def _write_tokens(
     workers: int | None,
 ) -> tuple[list[list[Any]], str]:
     """Write the ids of all sources. Returns the rows of documents.tsv and the SHA-256 of the ids."""
-    piece = PIECE if tokenizer.encodes_pieces else sys.maxsize
-    batches = _batches(_pieces(chain.from_iterable(map(read, sources, checksums)), piece), PIECE)
+    passages = chain.from_iterable(map(read, sources, checksums))
+    batches = _batches(_pieces(passages, _piece_size(tokenizer, PIECE)), PIECE)
     encode = partial(_encode, tokenizer)
     total, sha256, rows = 0, hashlib.sha256(), list[list[Any]]()
     sizes = [source.size for source in sources]
@@ -335,6 +335,18 @@ def _add(rows: list[list[Any]], passage: Passage, start: int, count: Count) -> N
 # GPT-2's pattern always splits between a character that is not white space and a space or newline after it: no match
 # contains both, and no match that ends with the first looks ahead.
 CUT = re.compile(r"\S(?=[ \n])")
+
+
+def pieces_of(blocks: Iterable[str], tokenizer: Tokenizer, size: int) -> Iterator[str]:
+    """A text that is read in blocks, in pieces of about `size` characters that have the tokens of the whole text.
+
+    One piece, if the tokenizer encodes texts as a whole only.
+    """
+    return (piece.text for piece in _pieces(one_document(blocks, ""), _piece_size(tokenizer, size)))
+
+
+def _piece_size(tokenizer: Tokenizer, size: int) -> int:
+    return size if tokenizer.encodes_pieces else sys.maxsize
 
 
 def _pieces(passages: Iterable[Passage], size: int) -> Iterator[Passage]:

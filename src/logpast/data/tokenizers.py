@@ -49,6 +49,7 @@ class Tokenizer(ABC):
         name: "gpt2", "bpe-4096" for a trained BPE of that size, or "pretrained-49152" for a model's.
         size: the number of ids, including end-of-text.
         eot: the id of end-of-text.
+        special: ids that are no text, end-of-text among them.
         fingerprint: SHA-256 of vocabulary and merges. Tokenizers with equal fingerprints give equal tokens.
         encodes_pieces: whether a text may be encoded in pieces that `data.prepare` cuts.
     """
@@ -56,7 +57,7 @@ class Tokenizer(ABC):
     encodes_pieces = True
 
     def __init__(self, name: str, vocabulary: list[bytes], eot: int, merges: Iterable[str] = ()) -> None:
-        self.name, self.size, self.eot = name, len(vocabulary), eot
+        self.name, self.size, self.eot, self.special = name, len(vocabulary), eot, [eot]
         self.vocabulary = vocabulary
         lines = [token.hex() for token in vocabulary] + [f"eot {eot}", *merges]
         self.fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -72,6 +73,11 @@ class Tokenizer(ABC):
     def to_hf(self) -> hf.Tokenizer:
         """The same as a tokenizer of the `tokenizers` library, which adds end-of-text before a text."""
         raise UserError(f"the tokenizer {self.name} cannot be exported; its model has one of its own")
+
+    @property
+    def is_text(self) -> npt.NDArray[np.bool_]:
+        """(size,): which ids may be generated, all that are not special."""
+        return ~np.isin(np.arange(self.size), self.special)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return b"".join(self.vocabulary[i] for i in ids)
@@ -177,13 +183,15 @@ class Pretrained(Tokenizer):
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        special = {added.content for added in self._tokenizer.get_added_tokens_decoder().values()}
+        added = self._tokenizer.get_added_tokens_decoder()
+        names = {each.content for each in added.values()}
         parsed = json.loads(self._tokenizer.to_str())
         byte_level = "ByteLevel" in json.dumps(parsed["decoder"])
         vocabulary = [b""] * (max([eot, *ids.values()]) + 1)
         for token, i in ids.items():
-            vocabulary[i] = token.encode() if token in special else _token_bytes(token, byte_level)
+            vocabulary[i] = token.encode() if token in names else _token_bytes(token, byte_level)
         super().__init__(f"pretrained-{len(vocabulary)}", vocabulary, eot, [json.dumps(parsed, sort_keys=True)])
+        self.special = [eot, *(i for i, each in added.items() if each.special)]
 
     def encode(self, text: str) -> npt.NDArray[np.uint32]:
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)

@@ -26,7 +26,7 @@ from logpast.filters import paper_horizon
 from logpast.ledger import row as ledger
 from logpast.models import LanguageModel, LogMemoryConfig, TransformerConfig, system_of
 from logpast.reporting.differences import in_words, too_few
-from logpast.training.checkpoint import Checkpoint, find_checkpoint
+from logpast.training.checkpoint import Checkpoint, find_model
 from logpast.training.memory_check import check_scoring
 from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
@@ -67,7 +67,8 @@ def evaluate(
         logpast eval --checkpoint runs/mine --data unseen.txt --stride 64
 
     Args:
-        checkpoint: a run folder (its best checkpoint is used) or one checkpoints/step-… folder.
+        checkpoint: a run folder (its best checkpoint is used), one checkpoints/step-… folder, or a folder that
+            `logpast attach` wrote.
         data: the text: a file, folder or glob, a token store, or a split of a corpus such as wikitext103:test.
         json: write the result as JSON to this file, or to standard output for "-". An existing file is replaced.
         batch_size: windows at a time; changes speed and memory, not the result.
@@ -92,7 +93,7 @@ def evaluate(
         The metrics defined in logpast.evaluation.metrics, with intervals over documents if there are at least 10.
     """
     _check_options(batch_size, save_nats, record, against, json)
-    found = find_checkpoint(checkpoint)
+    found = find_model(checkpoint)
     with hidden_progress(quiet):
         store = open_tokens(data, found.load_tokenizer(), cache)
         streams = streams or found.config.data.streams
@@ -277,7 +278,7 @@ def arithmetic(model: LanguageModel, device: torch.device, precision: str) -> It
 
 def find_other(path: Path, store: TokenStore) -> Checkpoint:
     """A second checkpoint to compare with. Its tokenizer must be that of the text."""
-    other = find_checkpoint(path)
+    other = find_model(path)
     if other.load_tokenizer().fingerprint != store.tokenizer.fingerprint:
         raise UserError(f"{path} has another tokenizer than {store.name}; give a model with the same tokenizer")
     return other

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from logpast.memory.naive import embed
 from logpast.recall import Recall, RecallForm
 from logpast.util.errors import UserError
 from logpast.util.validation import validate_fields
+
+if TYPE_CHECKING:
+    from logpast.models.stream import Stream
 
 State = dict[str, Tensor]  # the batch is the first dimension of each
 
@@ -179,6 +182,20 @@ class LanguageModel(nn.Module):
     def _compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the whole model; subclasses with a repeated part compile that part."""
         super().compile(*args, **kwargs)
+
+    def stream(self, first: int | None = None, batch: int = 1) -> Stream:
+        """A `Stream`: texts of any length, for this model to continue.
+
+        Args:
+            first: the id that every text starts with: end-of-text. A pretrained model with a memory knows its own.
+            batch: number of texts.
+        """
+        from logpast.models.stream import Stream
+
+        first = getattr(self.config, "first_token", None) if first is None else first
+        if first is None:
+            raise UserError("stream needs first, the id that every text starts with: tokenizer.eot")
+        return Stream(self, first, batch)
 
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())

@@ -13,6 +13,7 @@ from logpast.models.baselines.transformer_xl import TransformerXL
 from logpast.models.log_memory import LogMemoryTransformer
 from logpast.models.recent import RecentTransformer
 from logpast.util.errors import UserError, suggest
+from logpast.util.validation import from_saved
 
 SYSTEMS: dict[str, type[LanguageModel]] = {
     "log_memory": LogMemoryTransformer,
@@ -33,8 +34,8 @@ def known_system(name: str) -> str:
 
 
 def system_of(config: ModelConfig) -> str:
-    """The name of a config's model: `log_memory`, `recent`, …"""
-    return next(name for name, model in SYSTEMS.items() if model.Config is type(config))
+    """The name of a config's model: `log_memory`, `recent`, …; `attached` for a memory of a pretrained model."""
+    return next((name for name, model in SYSTEMS.items() if model.Config is type(config)), "attached")
 
 
 def build(config: ModelConfig, tokens: int | None = None) -> LanguageModel:
@@ -55,4 +56,4 @@ def config_to_dict(config: ModelConfig) -> dict[str, Any]:
 def config_from_dict(values: dict[str, Any]) -> ModelConfig:
     """The inverse of `config_to_dict`; by default a `log_memory`."""
     system = known_system(values.get("system", "log_memory"))
-    return SYSTEMS[system].Config(**{name: value for name, value in values.items() if name != "system"})
+    return from_saved(SYSTEMS[system].Config, {k: value for k, value in values.items() if k != "system"}, "model.")

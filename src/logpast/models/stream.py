@@ -8,6 +8,7 @@ recurrent model is kept from segment to segment.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -25,10 +26,12 @@ from logpast.recall import RecallForm
 from logpast.recall.past import Past
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_write
-from logpast.util.progress import progress_bar
+from logpast.util.precision import accumulation_dtype
 
 FEW = 64  # tokens; so many new ones are indexed one by one
-LONG = 100  # segments; a recurrent model shows its progress on longer texts
+SAMPLE = 4096  # numbers of the embedding table by which a state recognises its model
+
+Ids = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.integer] | Tensor
 
 
 class Stream:
@@ -39,42 +42,51 @@ class Stream:
         ids = stream.generate(100)[0]
 
     Args:
-        model: any of our models.
-        first: the id that every text starts with: end-of-text.
+        model: any of our models, or a pretrained one with a memory attached.
+        first: the id that every text starts with: end-of-text. Or one per text.
         batch: number of texts.
 
     Attributes:
         length: number of tokens so far, with the first one.
     """
 
-    def __init__(self, model: LanguageModel, first: int, batch: int = 1) -> None:
+    def __init__(self, model: LanguageModel, first: int | Sequence[int], batch: int = 1) -> None:
         form = model.config.recall_form
         self.model, self.length = model, 1
-        self._kept = model.window + max(model.history, form.reach + form.orders if form else 0)
-        self._buffer = np.full((batch, 1), first, np.int32)  # ends with the last tokens, at least `_kept` of them
+        self.past = max(model.history, form.reach + form.orders if form else 0)  # tokens needed before a window
+        self._kept = model.window + self.past
+        start = np.reshape(np.asarray(first, np.int32), (-1, 1))
+        self._buffer = np.repeat(start, batch // len(start), axis=0)  # ends with the last tokens, at least `_kept`
         self._free = 0  # columns at its end
-        self._read, self._state = 0, model.start(batch) if isinstance(model, Recurrent) else {}  # tokens in the state
+        self.read, self.carried = 0, model.start(batch) if isinstance(model, Recurrent) else {}  # tokens in the state
         self._cached, self._cache = 0, KeyValueCache()  # tokens that the cache stands for
         self._indexed, self._pasts = 0, list[Past]()  # tokens that recall has indexed
         self._followers = list[NDArray[np.int64]]()  # (B, orders) of each of the last tokens
 
-    def push(self, ids: Sequence[int] | Sequence[Sequence[int]] | NDArray[np.integer] | Tensor) -> None:
-        """Append tokens: the same (T,) to all texts, or (B, T)."""
-        new = np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids, np.int32)
+    def push(self, ids: Ids) -> None:
+        """Append tokens: the same (T,) to all texts, or (B, T).
+
+        The id that texts start with may come first, as Hugging Face's tokenizers put it; it is there already.
+        """
+        new = _as_array(ids)
+        if self.length == 1 and new.shape[-1] and (new[..., 0] == self._buffer[:, 0]).all():
+            new = new[..., 1:]
+        self.append(new)
+
+    def append(self, ids: Ids) -> None:
+        """`push` without a look at the first id."""
+        new = _as_array(ids)
         new = np.broadcast_to(new, (self.batch, new.shape[-1]))
-        total, window, before = new.shape[1], self.model.window, self.length
-        piece = window if isinstance(self.model, Recurrent) else max(1, total)
-        with progress_bar("reading", total, visible=piece < total > LONG * window) as progress:
-            for first in range(0, total, piece):
-                self._append(new[:, first : first + piece])
-                while isinstance(self.model, Recurrent) and self.length - self._read > window:
-                    self._read_segment(self.model)
-                progress.update(self.length - before)
+        piece = self.model.window if isinstance(self.model, Recurrent) else max(1, new.shape[1])
+        for first in range(0, new.shape[1], piece):
+            self._append(new[:, first : first + piece])
+            while isinstance(self.model, Recurrent) and self.length - self.read > self.model.window:
+                self._read_segment(self.model)
 
     def _append(self, new: NDArray[np.int32]) -> None:
         count = new.shape[1]
         if count > self._free:
-            kept = self._tokens(max(0, self.length - self._kept), self.length)
+            kept = self.tokens(max(0, self.length - self._kept), self.length)
             self._free = max(kept.shape[1], FEW) + count
             self._buffer = np.concatenate([kept, np.empty((self.batch, self._free), np.int32)], axis=1)
         end = self._buffer.shape[1] - self._free
@@ -85,22 +97,23 @@ class Stream:
     def batch(self) -> int:
         return len(self._buffer)
 
-    def _tokens(self, start: int, stop: int) -> NDArray[np.int32]:
+    def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
         """(B, stop − start): the tokens at these positions; -1 before the first."""
         shift, missing = self._buffer.shape[1] - self._free - self.length, max(0, -start)
         found = self._buffer[:, shift + start + missing : shift + stop]
         return np.pad(found, ((0, 0), (missing, 0)), constant_values=-1) if missing else found
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self) -> Tensor:
         """Logits (B, V) of the next token of each text. With recall, log-probabilities of the mixture."""
         if isinstance(self.model, Recurrent):
-            tokens, followers = self._inputs(self._read, self.length)
-            hidden, _, _ = self.model.segment(tokens, self._state, followers)
+            tokens, followers = self._inputs(self.read, self.length)
+            hidden, _, _ = self.model.segment(tokens, self.carried, followers)
         else:
             assert isinstance(self.model, Transformer)
             hidden = self._read_window(self.model)
-        logits = self.model.logits(hidden[:, -1]).float()
+        logits = self.model.logits(hidden[:, -1])
+        logits = logits.to(accumulation_dtype(logits.dtype))
         if self._pasts:
             logits = self.model.recall.mix(hidden[:, -1], logits.log_softmax(-1), self._pasts)
         return logits
@@ -129,7 +142,7 @@ class Stream:
             sampled = [
                 _sample(row, temperature, top_k, top_p, random) for row, random in zip(logits, randoms, strict=True)
             ]
-            self.push([[token] for token in sampled])
+            self.append([[token] for token in sampled])
             yield sampled
 
     def generate(
@@ -139,41 +152,53 @@ class Stream:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int = 0,
+        allowed: Tensor | NDArray[np.bool_] | None = None,
     ) -> list[list[int]]:
-        """Append this many sampled tokens to each text, and return them. Text i has the random numbers of seed + i."""
+        """Append this many sampled tokens to each text, and return them. Text i has the random numbers of seed + i.
+
+        `allowed` is (V,) bool, the ids that may be sampled: `tokenizer.is_text`. The others are as in `sample`.
+        """
         randoms = [torch.Generator().manual_seed(seed + number) for number in range(self.batch)]
-        steps = islice(self.sample(randoms, temperature, top_k, top_p), tokens)
+        chosen = None if allowed is None else torch.as_tensor(allowed)
+        steps = islice(self.sample(randoms, temperature, top_k, top_p, chosen), tokens)
         return [list(row) for row in zip(*steps, strict=True)]
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Make text i what text rows[i] is now, for beam search."""
-        chosen = np.asarray(rows)
-        self._buffer, self._pasts = (
-            self._buffer[chosen],
-            [copy.deepcopy(self._pasts[row]) for row in rows if self._pasts],
-        )
-        self._followers = [each[chosen] for each in self._followers]
+    def select(self, rows: Sequence[int]) -> Stream:
+        """A stream whose text i is what text rows[i] is now: for beams, or for several continuations of one text."""
+        chosen, new = np.asarray(rows), copy.copy(self)
+        new._buffer, new._pasts = self._buffer[chosen], []  # an index is cheaper to make again than to copy
         index = torch.as_tensor(chosen, device=self.model.table.weight.device)
-        self._state = {name: value[index] for name, value in self._state.items()}
+        new.carried = {name: value[index] for name, value in self.carried.items()}
+        new._cache = KeyValueCache()
         layers = self._cache.layers.items()
-        self._cache.layers = {layer: (key[index], value[index]) for layer, (key, value) in layers}
+        new._cache.layers = {layer: (key[index], value[index]) for layer, (key, value) in layers}
+        return new
 
     def state(self) -> dict[str, Tensor]:
         """All that is needed to continue the texts later, as `from_state` does."""
-        ids = self._tokens(max(0, self.length - self._kept), self.length)
-        lengths = torch.tensor([self.length, self._read])
-        return {"ids": torch.from_numpy(ids.copy()), "lengths": lengths} | {
-            f"state.{name}": value for name, value in self._state.items()
+        ids = self.tokens(max(0, self.length - self._kept), self.length)
+        lengths = torch.tensor([self.length, self.read])
+        return {"model": self._model_hash(), "ids": torch.from_numpy(ids.copy()), "lengths": lengths} | {
+            f"state.{name}": value for name, value in self.carried.items()
         }
 
     @classmethod
     def from_state(cls, model: LanguageModel, state: dict[str, Tensor]) -> Stream:
         """The stream that had this state. The model must be the same."""
         stream = cls(model, 0, len(state["ids"]))
+        if not torch.equal(state["model"], stream._model_hash()):
+            raise UserError("the state is that of another model; give the model that it was saved with")
         stream._buffer = state["ids"].numpy().copy()
-        stream.length, stream._read = state["lengths"].tolist()
-        stream._state = {name: state[f"state.{name}"].to(value.device) for name, value in stream._state.items()}
+        stream.length, stream.read = state["lengths"].tolist()
+        stream.carried = {name: state[f"state.{name}"].to(value.device) for name, value in stream.carried.items()}
         return stream
+
+    def _model_hash(self) -> Tensor:
+        """Of what the state depends on, and of a sample of the weights in any precision."""
+        table = self.model.table.weight.detach().flatten()
+        some = table[:: -(-len(table) // SAMPLE)].to(torch.bfloat16).float().cpu().numpy().tobytes()
+        sizes = f"{type(self.model).__name__} {self._kept} {self.model.window} {len(table)}".encode()
+        return torch.frombuffer(bytearray(hashlib.sha256(sizes + some).digest()), dtype=torch.uint8)
 
     def save(self, path: Path) -> None:
         """Write the state to a file."""
@@ -184,8 +209,10 @@ class Stream:
         """The stream that was saved in a file, with the same model."""
         try:
             return cls.from_state(model, load(path.read_bytes()))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
         except (OSError, SafetensorError, KeyError) as error:
-            raise UserError(f"{path} is not the state of a stream of this model ({error}); save it again") from None
+            raise UserError(f"{path} is not the state of a stream ({error}); give a file that save wrote") from None
 
     def _read_window(self, model: Transformer) -> Tensor:
         """Hidden states (B, T, d) of the last tokens, of a model that takes a window and the history before it."""
@@ -196,17 +223,17 @@ class Stream:
             x = model.embed(*self._inputs(self._cached, self.length))
             hidden = model.hidden(x, cache, start=model.slots + self._cached - start)
         else:
-            history = torch.from_numpy(self._tokens(start - model.history, start)).to(device, torch.int64)
+            history = torch.from_numpy(self.tokens(start - model.history, start)).to(device, torch.int64)
             x = torch.cat([model.make_slots(history), model.embed(*self._inputs(start, self.length))], dim=1)
             hidden = model.hidden(x, cache)
         self._cached, self._cache = self.length, cache
         return hidden
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _read_segment(self, model: Recurrent) -> None:
-        tokens, followers = self._inputs(self._read, self._read + model.window)
-        _, self._state, _ = model.segment(tokens, self._state, followers)
-        self._read += model.window
+        tokens, followers = self._inputs(self.read, self.read + model.window)
+        _, self.carried, _ = model.segment(tokens, self.carried, followers)
+        self.read += model.window
 
     def _inputs(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
         """The tokens (B, T) at these positions and, for recall, their followers (B, T, orders)."""
@@ -217,12 +244,12 @@ class Stream:
                 first = len(self._followers) - self.length
                 found = np.stack(self._followers[first + start : first + stop], axis=1)
                 followers = torch.from_numpy(found).to(device)
-        return torch.from_numpy(self._tokens(start, stop)).to(device, torch.int64), followers
+        return torch.from_numpy(self.tokens(start, stop)).to(device, torch.int64), followers
 
     def _index(self, form: RecallForm) -> None:
         """Index the new tokens for recall, and find the followers of those of the current window."""
         recurrent, window = isinstance(self.model, Recurrent), self.model.window
-        start = self._read if recurrent else (self.length - 1) // window * window
+        start = self.read if recurrent else (self.length - 1) // window * window
         if start - self._indexed > FEW or not self._pasts:
             rows = self._recalled(max(0, start - form.reach - form.orders), start)
             vocabulary = self.model.table.num_embeddings
@@ -238,8 +265,12 @@ class Stream:
 
     def _recalled(self, start: int, stop: int) -> NDArray[np.int32]:
         """The tokens at these positions; the first of a text is a missing one."""
-        tokens = self._tokens(start, stop)
+        tokens = self.tokens(start, stop)
         return np.where(np.arange(start, stop) == 0, -1, tokens)
+
+
+def _as_array(ids: Ids) -> NDArray[np.int32]:
+    return np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids, np.int32)
 
 
 def _sample(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, random: torch.Generator) -> int:

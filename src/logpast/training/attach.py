@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import chain, islice, repeat
@@ -19,18 +20,28 @@ from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor, nn
 
-from logpast.data import TokenStore, open_tokens
+from logpast.data import Tokenizer, TokenStore, open_tokens
 from logpast.data.batching import Streams, Windows
 from logpast.evaluation.metrics import perplexity
 from logpast.evaluation.scoring import score
 from logpast.models.hf import require
-from logpast.models.hf.attach import Attached, attach_memory, load_model, load_model_tokenizer, save_model_tokenizer
+from logpast.models.hf.attach import (
+    Attached,
+    attach_memory,
+    load_attached,
+    load_model,
+    load_model_tokenizer,
+    read_settings,
+    save_model_tokenizer,
+)
+from logpast.training.checkpoint import Checkpoint
+from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.optimizer import freeze
-from logpast.util.environment import pick_device
+from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import Diverged, UserError
 from logpast.util.files import atomic_folder
 from logpast.util.progress import progress_bar
-from logpast.util.validation import validate_arguments
+from logpast.util.validation import from_saved, validate_arguments
 
 Train = Literal["gates", "slots", "lora", "all"]
 TRAINED = {"gates": ["recall"], "slots": ["recall", "memory"]}  # and the slots' scale; lora and all train these, too
@@ -39,7 +50,9 @@ GATES_TOKENS = 131_072  # their hidden states are kept in memory
 HELD_OUT = 0.1  # of a text without a validation text
 WARMUP = 10  # steps
 CLIP = 1.0
+UNKNOWN = "unknown"
 BATCH = 8  # windows to score at a time
+TRAINING = "training.json"  # what the memory was fitted on, for scores and their rows
 LORA_MODULES = r".*\.(q_proj|k_proj|v_proj|o_proj|c_attn|c_proj)"  # attention, by Llama's and GPT-2's names
 
 Indices = NDArray[np.int64]
@@ -121,11 +134,15 @@ def attach(
     full = train == "all" or on.type == "cpu"  # small updates are lost in half precision, which is slow on CPUs
     base = load_model(model, dtype=torch.float32 if full else "auto").to(on)
     attached = attach_memory(base, window, slots, recall, sharpness, sink, frozen=False)
-    store, held_out = _open_texts(model, attached, data, validation, cache)
+    text, held_out_text = _open_texts(model, attached, data, validation, cache)
+    store, held_out = (text, held_out_text) if held_out_text else _split(text)
+    for name, part in ((data, store), (validation or data, held_out)):
+        if len(part) < window:
+            raise UserError(f"{name} is too short: {len(part)} tokens, less than a window; use more text")
     measure = partial(_score, store=held_out, streams=streams, device=on, limit=validation_tokens)
     fit = _Fit(store, streams, on, steps, batch_size, tokens or (GATES_TOKENS if train == "gates" else len(store)),
                learning_rate, model_learning_rate or MODEL_RATE.get(train, 0.0), seed)  # fmt: skip
-    scores = {}
+    scores, started = {}, time.monotonic()
     if train != "gates":
         scores["model"] = measure(attached, "scoring the model")[1]
     if train in MODEL_RATE:
@@ -144,6 +161,15 @@ def attach(
         attached.save_pretrained(folder, train == "all" if save_model is None else save_model)
         save_model_tokenizer(model, folder)
         (folder / "scores.json").write_text(json.dumps(result, indent=2) + "\n")
+        about = {
+            "settings": {"train": data, "validation": validation, "streams": streams, "steps": steps,
+                         "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed},
+            "state": {"step": steps, "total_steps": steps, "tokens": steps * batch_size * window, "best": None,
+                      "seconds": round(time.monotonic() - started, 3), "parameters": attached.parameter_count(),
+                      "data": text.identity, "validation_data": held_out_text and held_out_text.identity,
+                      "init_from": {"path": model}, "revision": revision(), "hardware": describe(on)},
+        }  # fmt: skip
+        (folder / TRAINING).write_text(json.dumps(about, indent=2) + "\n")
     _print(result, attached, out)
     return result
 
@@ -156,20 +182,15 @@ def _check_options(**values: int) -> None:
 
 def _open_texts(
     model: str, attached: Attached, data: str, validation: str | None, cache: Path | None
-) -> tuple[TokenStore, TokenStore]:
-    """The text to fit on and the text to score."""
+) -> tuple[TokenStore, TokenStore | None]:
+    """The text to fit on and the text to score, if it is another."""
     tokenizer = load_model_tokenizer(model, attached.config.first_token)
     if tokenizer.size > attached.table.num_embeddings:
         raise UserError(
             f"the tokenizer of {model} has {tokenizer.size} tokens, but the model has {attached.table.num_embeddings} "
             "embeddings; give the model with its own tokenizer"
         )
-    store = open_tokens(data, tokenizer, cache)
-    store, held_out = (store, open_tokens(validation, tokenizer, cache)) if validation else _split(store)
-    for name, part in ((data, store), (validation or data, held_out)):
-        if len(part) < attached.window:
-            raise UserError(f"{name} is too short: {len(part)} tokens, less than a window; use more text")
-    return store, held_out
+    return open_tokens(data, tokenizer, cache), open_tokens(validation, tokenizer, cache) if validation else None
 
 
 def _split(store: TokenStore) -> tuple[TokenStore, TokenStore]:
@@ -280,6 +301,37 @@ class _Fit:
         return losses
 
 
+class AttachedCheckpoint(Checkpoint):
+    """A folder that `attach` wrote, for `eval` and `generate`."""
+
+    def load_model(self) -> Attached:
+        return load_attached(self.path)
+
+    def load_tokenizer(self) -> Tokenizer:
+        config, source = read_settings(self.path)
+        there = source is None or (self.path / "tokenizer.json").is_file()
+        return load_model_tokenizer(self.path if there else str(source), config.first_token)
+
+
+def open_attached(folder: Path) -> AttachedCheckpoint:
+    """What `eval` and `generate` need to know of a folder that `attach`, or `Attached.save_pretrained`, wrote."""
+    config, _ = read_settings(folder)
+    settings: dict[str, Any] = {"train": UNKNOWN, "validation": None, "streams": "document", "steps": 1}
+    state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "parameters": 0, "revision": UNKNOWN,
+                             "data": {"name": UNKNOWN, "sha256": UNKNOWN}, "hardware": {}}  # fmt: skip
+    if (folder / TRAINING).is_file():
+        try:
+            saved = json.loads((folder / TRAINING).read_text(encoding="utf-8"))
+            settings, state = settings | saved["settings"], state | saved["state"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{folder / TRAINING} is damaged ({error}); delete it") from None
+    data = DataConfig(**{name: settings.pop(name) for name in ("train", "validation", "streams")})
+    rate = settings.pop("learning_rate", 0.0)
+    optimizer = OptimizerConfig(learning_rate=rate, final_learning_rate=0, warmup_steps=WARMUP, weight_decay=0.01)
+    settings |= {"run": folder, "data": data, "model": config, "optimizer": optimizer}
+    return AttachedCheckpoint(folder, state, from_saved(TrainConfig, settings))
+
+
 class _WithAndWithoutRecall(nn.Module):
     """A model for `score`: the loss of each target with recall and without."""
 
@@ -323,4 +375,5 @@ def _print(result: dict[str, dict[str, float]], attached: Attached, out: Path) -
     console.print(table)
     if "control" not in result:
         console.print("The control is the model itself: only the memory was trained.", soft_wrap=True)
-    console.print(f"saved in {out}; load it with logpast.load_attached", soft_wrap=True, highlight=False)
+    text = f"saved in {out}, for --checkpoint of eval and generate, and for logpast.load_attached"
+    console.print(text, soft_wrap=True, highlight=False)

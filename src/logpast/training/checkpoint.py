@@ -42,6 +42,7 @@ from logpast.util.files import atomic_folder, atomic_write, remove_folder, sha25
 T = TypeVar("T")
 STEP = re.compile(r"step-\d{8,}")
 SUMS = "SHA256SUMS"
+ATTACHED = "logpast.json"  # a folder with it is of `logpast attach`
 SUM_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # the format of sha256sum
 FOR_USE = ("model.safetensors", "state.json", "config.yaml", "tokenizer.json")
 FOR_TRAINING = ("optimizer.safetensors", "carried.safetensors")  # needed to train further, not to score or generate
@@ -195,6 +196,15 @@ def _verify(file: Path, sha256: str | None, size: int | None = None) -> None:
         )
 
 
+def find_model(path: Path) -> Checkpoint:
+    """What can be scored and generated from: a checkpoint, or a folder that `logpast attach` wrote."""
+    if not (path / ATTACHED).is_file():
+        return find_checkpoint(path)
+    from logpast.training.attach import open_attached  # imports transformers
+
+    return open_attached(path)
+
+
 def find_checkpoint(path: Path, which: str = "best", for_training: bool = False) -> Checkpoint:
     """The checkpoint at `path`, which is a checkpoint folder or a run folder; of a run, its `best` or its `latest`.
 
@@ -207,8 +217,18 @@ def find_checkpoint(path: Path, which: str = "best", for_training: bool = False)
         return open_checkpoint(path, for_training)
     folders = sorted_checkpoints(path)[::-1]
     if not folders:
-        raise UserError(f"no checkpoint in {path}; give a run that has saved one")
+        raise UserError(f"no checkpoint in {path}; {_hint(path)}")
     return _find_best(path, folders, for_training) if which == "best" else _find_latest(path, folders, for_training)
+
+
+def _hint(path: Path) -> str:
+    """What to do with a folder that is no run."""
+    if (path / ATTACHED).is_file():
+        return "it is a pretrained model with a memory, which only eval and generate take"
+    with suppress(OSError, ValueError):
+        if json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"] == "logpast":
+            return f"make a run of this Hugging Face model: logpast export {path} --to logpast --out RUN"
+    return "give a run that has saved one"
 
 
 def _find_latest(run: Path, folders: list[Path], for_training: bool) -> Checkpoint:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from logpast.data.batching import Streams
 from logpast.models import LogMemoryConfig, ModelConfig, config_from_dict, config_to_dict
 from logpast.util.errors import UserError
-from logpast.util.validation import validate_fields
+from logpast.util.validation import from_saved, validate_fields
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,9 @@ class TrainConfig:
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
         values = dict(values)
         values["model"] = config_from_dict(values["model"])
-        values["data"] = DataConfig(**values["data"])
-        values["optimizer"] = OptimizerConfig(**values["optimizer"])
-        return cls(**values)
+        values["data"] = from_saved(DataConfig, values["data"], "data.")
+        values["optimizer"] = from_saved(OptimizerConfig, values["optimizer"], "optimizer.")
+        return from_saved(cls, values)
 
 
 #: Settings that may change when a run is resumed: up to rounding, they do not affect the weights.

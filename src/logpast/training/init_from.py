@@ -119,7 +119,7 @@ class Source:
 def open_source(spec: str) -> Source:
     """The source that `init_from` names: a run, a checkpoint, or a Hugging Face GPT-2."""
     path = Path(spec)
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() and _read_json(path / "config.json").get("model_type") != "logpast":
         return _gpt2(spec, path)
     # a name on the hub is gpt2 or owner/name; a path in an existing folder is one that was misspelt
     if path.exists() or path.is_absolute() or spec.count("/") > 1 or ("/" in spec and path.parent.exists()):
@@ -151,14 +151,14 @@ def _checkpoint(checkpoint: Checkpoint) -> Source:
 def _gpt2(name: str, folder: Path) -> Source:
     """A GPT-2 in Hugging Face's format. Slots and window are not its own: a run chooses them."""
     config = _read_json(folder / "config.json")
+    for key, value in GPT2_SETTINGS.items():
+        if config.get(key, value) != value:
+            raise UserError(f"{folder / 'config.json'}: {key} is {config[key]!r}; only {value!r} can be used")
     for key in ("n_layer", "n_head", "n_embd", "vocab_size"):
         if not isinstance(config.get(key), int):
             raise UserError(f"{folder / 'config.json'} is not the config of a GPT-2: it has no {key}")
     sizes = {"layers": config["n_layer"], "heads": config["n_head"], "width": config["n_embd"],
              "mlp": config.get("n_inner"), "vocabulary": config["vocab_size"]}  # fmt: skip
-    for key, value in GPT2_SETTINGS.items():
-        if config.get(key, value) != value:
-            raise UserError(f"{folder / 'config.json'}: {key} is {config[key]!r}; only {value!r} can be used")
     file = next((folder / each for each in GPT2_FILES if (folder / each).is_file()), None)
     if file is None:
         raise UserError(f"{folder} has no {' or '.join(GPT2_FILES)}; save the model with save_pretrained")

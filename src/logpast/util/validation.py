@@ -41,6 +41,16 @@ def validate_fields(config: Any, prefix: str = "") -> None:
         object.__setattr__(config, each.name, value)
 
 
+def from_saved(kind: Callable[..., R], values: dict[str, Any], prefix: str = "") -> R:
+    """A dataclass from its saved settings. One that is unknown is of a newer version."""
+    unknown = values.keys() - {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    if unknown:
+        raise UserError(
+            f"{prefix}{min(unknown)} is no setting of this version; upgrade logpast if a newer one wrote it"
+        )
+    return kind(**values)
+
+
 def validate_value(name: str, value: Any, kind: Any) -> Any:
     """The value, converted to the type `kind`: a string to a Path or a list of one, a path to a string, 5.0 to 5.
 

@@ -136,7 +136,7 @@ def test_stream_predicts_what_scoring_predicts(family: str) -> None:
         attached.recall.weight.normal_(std=0.1)
     stream, found = Stream(attached, 1, batch=2), []
     for token in store.tokens[:30].tolist():
-        stream.select([1, 0])
+        stream = stream.select([1, 0])
         found.append(-float(stream.logits()[1].log_softmax(-1)[token]))
         stream.push([token])
     assert np.abs(np.array(found) - losses(attached, store)[:30]).max() < 1e-4
@@ -233,8 +233,12 @@ def test_damaged_or_foreign_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "logpast.json").write_text(json.dumps(settings | {"recall": 0}))
     with pytest.raises(UserError, match=r"recall\.weight"):
         load_attached(tmp_path, tiny())
-    (tmp_path / "logpast.json").write_text(json.dumps(settings | {"version": 99}))
-    with pytest.raises(UserError, match="damaged"):
+    for newer in ({"version": 99}, {"new_setting": 1}):
+        (tmp_path / "logpast.json").write_text(json.dumps(settings | newer))
+        with pytest.raises(UserError, match=r"logpast\.json cannot be used: .*(99|new_setting).*upgrade logpast"):
+            load_attached(tmp_path, tiny())
+    (tmp_path / "logpast.json").write_text("{")
+    with pytest.raises(UserError, match=r"logpast\.json cannot be used"):
         load_attached(tmp_path, tiny())
 
 
@@ -247,6 +251,14 @@ def _wider() -> Any:
 def test_too_many_positions_for_the_model_are_an_error() -> None:
     with pytest.raises(UserError, match="window of at most 54"):
         attach_memory(tiny("gpt2"), window=60, slots=9)
+
+
+def test_a_sliding_window_of_the_model_that_is_too_short_is_an_error() -> None:
+    """Of all its layers: others see the whole sequence."""
+    with pytest.raises(UserError, match="last 32 only; use a window of at most 22"):
+        attach_memory(tiny("mistral"), window=23, slots=9)
+    attach_memory(tiny("mistral"), window=22, slots=9)
+    attach_memory(tiny("gemma2"), window=23, slots=9)
 
 
 def test_models_that_are_no_causal_decoders_are_refused() -> None:

@@ -27,7 +27,9 @@ from logpast.models import (
     TransformerXLRecurrentMemoryConfig,
 )
 from logpast.models.hf import LogPastConfig, LogPastForCausalLM
+from logpast.models.hf.attach import attach_memory
 from logpast.util.errors import UserError
+from models.hf.tiny import VOCABULARY, tiny
 
 logging.disable_progress_bar()
 EOT = 12
@@ -289,8 +291,136 @@ def test_trainer_trains_and_resumes(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
+def attached_model(family: str = "llama", **how: Any) -> LogPastForCausalLM:
+    """A pretrained model with recall and slots; texts start with id 1."""
+    core = attach_memory(tiny(family), window=5, slots=9, recall=30, recall_orders=2, recall_bins=2, **how)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        core.scale.fill_(0.5)
+        core.recall.weight.normal_(std=0.2)
+    return LogPastForCausalLM.from_core(core).eval()
+
+
+def texts_from_one(*lengths: int) -> list[Tensor]:
+    """Each starts with id 1."""
+    random = np.random.default_rng(0)
+    return [torch.tensor([1, *random.integers(3, 12, length - 1)]) for length in lengths]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma3", "llama"])
+@torch.no_grad()
+def test_pretrained_model_with_a_memory_predicts_what_scoring_predicts(family: str) -> None:
+    """At once, in pieces with a cache, and with padding before the tokens."""
+    model, (text, short) = attached_model(family, input=family == "llama"), texts_from_one(24, 8)
+    store = TokenStore.in_memory([text[1:].tolist()], VOCABULARY, 1)
+    expected = score(model.core, store, 5, model.core.history, recall=model.core.config.recall_form)
+    output = model(text[None], labels=text[None])
+    losses = -output.logits[0, :-1].log_softmax(-1).gather(1, text[1:, None]).squeeze(1)
+    np.testing.assert_allclose(losses, expected, rtol=1e-3, atol=1e-4)
+    assert float(output.loss) == pytest.approx(expected.mean(), rel=1e-4)
+    cache, found, position = None, [], 0
+    for size in (3, 1, 1, 9, 1, 6, 3):
+        step = model(text[None, position : position + size], past_key_values=cache, use_cache=True)
+        cache, position = step.past_key_values, position + size
+        found.append(step.logits)
+    torch.testing.assert_close(torch.cat(found, dim=1), output.logits, rtol=1e-3, atol=1e-3)
+    batch = padded([text, short], before=2)
+    alone = model(short[None]).logits[0]
+    torch.testing.assert_close(model(**batch).logits[1, -8:], alone, rtol=1e-3, atol=1e-3)
+
+
+def test_pretrained_model_with_a_memory_generates_with_a_cache() -> None:
+    model, rows = attached_model(), texts_from_one(12, 7)
+    model.generation_config.pad_token_id = 0
+    found = model.generate(**padded(rows), max_new_tokens=8, do_sample=False)
+    stopped = [reference(model, row, 8) for row in rows]
+    assert found[:, 12:].tolist() == stopped
+    stream = model.stream()
+    stream.push(rows[0])  # with its first id, which is not doubled
+    assert stream.generate(8, temperature=0)[0] == stopped[0]
+    samples = []
+    for use_cache in (True, False):
+        torch.manual_seed(1)
+        samples.append(model.generate(**padded(rows), max_new_tokens=8, do_sample=True, top_k=0, use_cache=use_cache))
+    assert torch.equal(*samples)
+    beams = [model.generate(**padded(rows), max_new_tokens=6, num_beams=3, use_cache=cache) for cache in (True, False)]
+    assert torch.equal(*beams)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma3", "llama"])
+def test_pretrained_model_with_a_memory_is_loaded_to_the_bit(family: str, tmp_path: Path) -> None:
+    """Also where embeddings and head are one table, as in all of them but this Llama."""
+    model, (text,) = attached_model(family), texts_from_one(20)
+    expected = model(text[None]).logits
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is LogPastForCausalLM
+    assert loaded.core.config == model.core.config
+    assert torch.equal(loaded(text[None]).logits, expected)
+    tied = loaded.core.model.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+    assert tied == (family != "llama")
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert half.core.table.weight.dtype == torch.bfloat16
+
+
+def test_trainer_fits_the_memory_and_leaves_a_frozen_model_alone(tmp_path: Path) -> None:
+    model, rows = attached_model(), texts_from_one(*[21] * 4)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    data = Dataset.from_list([{"input_ids": row.tolist(), "labels": row.tolist()} for row in rows])
+    batch = torch.stack(rows)
+    loss = float(model(batch, labels=batch).loss.detach())
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=4, learning_rate=0.05, use_cpu=True, report_to="none", save_strategy="no",
+        per_device_train_batch_size=4, disable_tqdm=True,
+    )  # fmt: skip
+    Trainer(model, arguments, train_dataset=data).train()
+    assert float(model.eval()(batch, labels=batch).loss.detach()) < loss - 0.1
+    changed = {name.split(".")[1] for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"recall", "memory", "scale"}
+
+
+def test_gradients_of_a_pretrained_model_with_a_memory_are_those_of_attaching() -> None:
+    model, (text,) = attached_model(frozen=False).train(), texts_from_one(24)
+    store = TokenStore.in_memory([text[1:].tolist()], VOCABULARY, 1)
+    windows = Windows(store, 5, model.core.history, recall=model.core.config.recall_form)
+    (model.core(*windows.batch(np.arange(len(windows))).inputs).sum() / 23).backward()
+    expected = {name: value.grad.clone() for name, value in model.named_parameters()}
+    model.zero_grad()
+    model(text[None], labels=text[None]).loss.backward()
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value.grad, expected[name], rtol=1e-3, atol=1e-5)
+
+
+def test_model_with_adapters_is_refused() -> None:
+    peft = pytest.importorskip("peft")
+    core = attach_memory(tiny(), window=5, recall=30)
+    core.model = peft.get_peft_model(core.model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(UserError, match="merge_and_unload"):
+        LogPastForCausalLM.from_core(core)
+
+
+@torch.no_grad()
+def test_generation_with_recall_uses_the_index_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a comparison with all tokens in reach, for each new one."""
+    model = random_model(replace(MEMORY, **RECALL))
+
+    def compared(*given: Any) -> None:
+        raise AssertionError("log_probs")
+
+    monkeypatch.setattr(type(model.core.recall), "log_probs", compared)
+    assert model.generate(**padded(texts(9, 6)), max_new_tokens=4).shape == (2, 13)
+
+
 def test_wrong_inputs_are_named() -> None:
     model = random_model(MEMORY)
+    for empty in (
+        {"input_ids": torch.zeros(1, 0, dtype=torch.int64)},
+        padded(texts(3)) | {"attention_mask": torch.zeros(1, 3)},
+    ):
+        with pytest.raises(UserError, match="bos_token_id"):
+            model(**empty)
+    with pytest.raises(UserError, match="needs first"):
+        LogPastForCausalLM(LogPastConfig(model=MEMORY)).stream()
     with pytest.raises(UserError, match="input_ids"):
         model(inputs_embeds=torch.zeros(1, 3, 8))
     with pytest.raises(UserError, match="DynamicCache"):

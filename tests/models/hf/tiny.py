@@ -25,9 +25,9 @@ FAMILIES = {
                       "bos_token_id": 1, "eos_token_id": 2}),
     "llama": ("Llama", SIZES | {"tie_word_embeddings": False}),
     "qwen2": ("Qwen2", SIZES),
-    "mistral": ("Mistral", SIZES | {"sliding_window": 9}),
+    "mistral": ("Mistral", SIZES | {"sliding_window": 32}),
     "gemma2": ("Gemma2", GEMMA | {"final_logit_softcapping": 0.5, "query_pre_attn_scalar": 8}),
-    "gemma3": ("Gemma3", GEMMA),
+    "gemma3": ("Gemma3", GEMMA | {"layer_types": ["sliding_attention", "full_attention"]}),
 }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from logpast.models.hf import require
 from logpast.models.log_memory import LogMemoryConfig
 from logpast.recall import Recall
 from logpast.util.errors import UserError
+from logpast.util.validation import from_saved
 
 SETTINGS, WEIGHTS = "logpast.json", "logpast.safetensors"
 FORMAT, VERSION = "logpast attached memory", 1
@@ -67,10 +68,11 @@ class Attached(Transformer):
         if config.slots:
             self.memory = LogMemory(config.width, config.bank).to(weight.device)
             self.scale = nn.Parameter(torch.zeros(config.slots, 1, device=weight.device))
-            with torch.no_grad():  # a scale of 1 is as large as a token's embedding
-                some = torch.arange(0, len(weight), -(-len(weight) // 4096), device=weight.device)
-                size = float(self.embed(some).float().square().mean().sqrt())
-            nn.init.constant_(self.memory.norm.get_parameter("weight"), size)
+            if not weight.is_meta:  # a scale of 1 is as large as a token's embedding
+                with torch.no_grad():
+                    some = torch.arange(0, len(weight), -(-len(weight) // 4096), device=weight.device)
+                    size = float(self.embed(some).float().square().mean().sqrt())
+                nn.init.constant_(self.memory.norm.get_parameter("weight"), size)
         if form := config.recall_form:
             self.recall = Recall(config.width, form, config.recall_limit).to(weight.device)
 
@@ -243,6 +245,12 @@ def _attach(model: Any, config: AttachedConfig, frozen: bool = True) -> Attached
             f"sink, slots and window take {attached.attention_length} positions, but the model has {longest}; use a "
             f"window of at most {longest - attached.slots}"
         )
+    sliding, layers = getattr(text, "sliding_window", None), getattr(text, "layer_types", None)
+    if sliding and attached.attention_length > sliding and "full_attention" not in (layers or []):
+        raise UserError(
+            f"sink, slots and window take {attached.attention_length} positions, but the model attends to its last "
+            f"{sliding} only; use a window of at most {sliding - attached.slots}"
+        )
     _check_logits(attached)
     if frozen and not hasattr(model, "get_base_model"):
         model.requires_grad_(False)
@@ -265,17 +273,11 @@ def load_attached(folder: str | Path, model: Any = None) -> Attached:
             adapters in the folder, the model that they are for.
     """
     folder = Path(folder)
-    if not (folder / SETTINGS).is_file():
-        raise UserError(f"{folder} has no {SETTINGS}; give a folder that save_pretrained or `logpast attach` wrote")
+    config, source = read_settings(folder)
     try:
-        about = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-        if (about.pop("format"), about.pop("version")) != (FORMAT, VERSION):
-            raise ValueError(f"it is not of format {FORMAT} {VERSION}")
-        source = about.pop("model")
-        config = AttachedConfig(**about)
         weights = load_file(folder / WEIGHTS)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise UserError(f"{folder} is damaged ({error}); save it again") from error
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder / WEIGHTS} is damaged ({error}); save it again") from error
     if model is None:
         if source == "":
             raise UserError(f"{folder} does not say where its model came from; give model=")
@@ -293,6 +295,22 @@ def load_attached(folder: str | Path, model: Any = None) -> Attached:
     if missing or unknown:
         raise UserError(f"{folder / WEIGHTS} does not fit {SETTINGS}: {', '.join([*missing, *unknown])}; save it again")
     return attached
+
+
+def read_settings(folder: Path) -> tuple[AttachedConfig, str | None]:
+    """The settings that `Attached.save_pretrained` wrote, and where the model is; None: in the folder."""
+    if not (folder / SETTINGS).is_file():
+        raise UserError(f"{folder} has no {SETTINGS}; give a folder that save_pretrained or `logpast attach` wrote")
+    try:
+        about = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        if about.pop("format") != FORMAT:
+            raise ValueError("it is of another format")
+        if (version := about.pop("version")) > VERSION:
+            raise ValueError(f"it is of version {version}, which a newer logpast wrote: upgrade logpast")
+        source = about.pop("model")
+        return from_saved(AttachedConfig, about), source
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / SETTINGS} cannot be used: {error}; save it again") from error
 
 
 def load_model(source: str | Path, **options: Any) -> Any:

@@ -7,8 +7,10 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from logpast.models.base import ModelConfig
+from logpast.models.hf.attach import AttachedConfig
 from logpast.models.log_memory import LogMemoryConfig
 from logpast.models.registry import config_from_dict, config_to_dict
+from logpast.util.validation import from_saved
 
 
 class LogPastConfig(PreTrainedConfig):
@@ -19,6 +21,7 @@ class LogPastConfig(PreTrainedConfig):
     Args:
         model: a config such as `LogMemoryConfig`, or the dict of a recipe: `system`, `window`, `layers` …; by default
             the paper's model with GPT-2's vocabulary.
+        base: of a pretrained model with a memory, the config of that model.
         bos_token_id: end-of-text, with which every text starts; it is no token to recall.
         eos_token_id, pad_token_id: usually the same id.
         use_cache: whether a forward pass that is no training returns what the next tokens need.
@@ -28,15 +31,16 @@ class LogPastConfig(PreTrainedConfig):
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  as transformers declares it
 
     model: Any = None
+    base: Any = None
     bos_token_id: int | None = None
-    eos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
         given = LogMemoryConfig(vocabulary=50_304) if self.model is None else self.model
-        self.model = config_to_dict(given if isinstance(given, ModelConfig) else config_from_dict(given))
+        self.model = config_to_dict(given if isinstance(given, ModelConfig) else _model_config(given))
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
             kwargs.pop(name, None)  # they are in `model`
         super().__post_init__(**kwargs)
@@ -44,7 +48,7 @@ class LogPastConfig(PreTrainedConfig):
     @property
     def model_config(self) -> ModelConfig:
         """The config of the model itself."""
-        return config_from_dict(self.model)
+        return _model_config(self.model)
 
     @property
     def vocab_size(self) -> int | None:
@@ -66,3 +70,9 @@ class LogPastConfig(PreTrainedConfig):
     @property
     def num_attention_heads(self) -> int:
         return int(self.model["heads"])
+
+
+def _model_config(values: dict[str, Any]) -> ModelConfig:
+    if values.get("system") != "attached":
+        return config_from_dict(values)
+    return from_saved(AttachedConfig, {name: value for name, value in values.items() if name != "system"}, "model.")

@@ -90,9 +90,7 @@ def _write_hf(found: Checkpoint, rows: list[dict[str, Any]], out: Path) -> None:
 def wrap(core: LanguageModel, tokenizer: Tokenizer) -> LogPastForCausalLM:
     """The Hugging Face model of one of ours, with its weights."""
     ids: dict[str, Any] = {name: tokenizer.eot for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    model = LogPastForCausalLM(LogPastConfig(model=core.config, **ids))
-    model.core.to(core.table.weight.dtype)
-    model.core.load_state_dict(core.state_dict())
+    model = LogPastForCausalLM.from_core(core, **ids)
     # no model has learned to predict end-of-text, nor the rows of the table that have no token
     unused = [tokenizer.eot, *range(tokenizer.size, core.table.num_embeddings)]
     model.generation_config = GenerationConfig(suppress_tokens=unused, **ids)

@@ -1,75 +1,54 @@
-"""Our models as Hugging Face models: one wrapper for all systems, and the cache that `generate` needs.
+"""Our models, and pretrained ones with a memory, as Hugging Face models: one wrapper, and the cache of `generate`.
 
 Position j of a text is position j of a stream (`data/batching.py`): a text starts with end-of-text, which the exported
 tokenizer adds, and windows start at multiples of m. So a text of any length gets the predictions that `logpast eval`
-scores. With recall, logits are the logarithms of the mixture.
+scores. With recall, logits are the logarithms of the mixture. Tokens one by one are computed by a `Stream`, many
+positions at once here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from logpast.models.base import LanguageModel, Recurrent
+from logpast.models.base import LanguageModel, Recurrent, State
 from logpast.models.baselines.time_local import Timeline
-from logpast.models.decoder import KeyValueCache
+from logpast.models.hf.attach import Attached, AttachedConfig
 from logpast.models.hf.configuration import LogPastConfig
 from logpast.models.registry import SYSTEMS, build
-from logpast.recall import Recall, RecallForm
+from logpast.models.stream import Stream
+from logpast.recall import Recall
 from logpast.recall.index import occurrences
-from logpast.recall.matching import compare
 from logpast.util.errors import UserError
 from logpast.util.precision import accumulation_dtype
 
 WINDOWS = 64  # computed at once when there is no gradient, which bounds the memory needed
 
 
-@dataclass
-class Texts:
-    """Rows of equal length, and what is kept of them to continue."""
-
-    rows: list[int]
-    """which rows of the batch they are"""
-    ids: Tensor
-    """(N, T) all ids so far; -1 is padding at the end, which only texts that are not continued have"""
-    followers: Tensor | None = None
-    """(N, T, orders) of a model with recall at its input"""
-    kept: Any = None
-    """keys and values of the window that the texts end in (a KeyValueCache); of a recurrent model, its state after all
-    full segments"""
-
-    def select(self, rows: list[int], index: list[int]) -> Texts:
-        """Copies of the texts with these numbers, as other rows of the batch."""
-        kept: Any = None
-        if isinstance(self.kept, KeyValueCache):
-            kept = KeyValueCache()
-            kept.layers = {layer: (key[index], value[index]) for layer, (key, value) in self.kept.layers.items()}
-        elif self.kept is not None:
-            kept = {name: value[index] for name, value in self.kept.items()}
-        followers = None if self.followers is None else self.followers[index]
-        return Texts(rows, self.ids[index], followers, kept)
-
-
 class LogPastCache(Cache):
-    """What `generate` keeps of the texts that it continues, so that a new token costs one step.
+    """What `generate` keeps of the texts that it continues: streams, so that a new token costs one step.
 
-    Texts of equal length are computed together. With padding there are several lengths, because the windows of each
-    text start at its own first token.
+    Texts of equal length are one stream. With padding there are several lengths, because the windows of each text start
+    at its own first token.
+
+    Attributes:
+        streams: rows of the batch, and their texts; None before their first token.
+        seen: columns of input_ids, padding included.
     """
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.texts: list[Texts] = []
-        self.seen = 0  # columns of input_ids, padding included
+        self.streams: list[tuple[list[int], Stream | None]] = []
+        self.seen = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen
@@ -79,20 +58,19 @@ class LogPastCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        return sum(len(each.rows) for each in self.texts) or -1
+        return sum(len(rows) for rows, _ in self.streams) or -1
 
     def reset(self) -> None:
-        self.texts, self.seen = [], 0
+        self.streams, self.seen = [], 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes what row beam_idx[i] was."""
-        chosen, texts = beam_idx.tolist(), []
-        for each in self.texts:
-            index = {row: number for number, row in enumerate(each.rows)}
-            rows = [row for row, before in enumerate(chosen) if before in index]
+        chosen, streams = beam_idx.tolist(), []
+        for before, stream in self.streams:
+            rows = [row for row, source in enumerate(chosen) if source in before]
             if rows:
-                texts.append(each.select(rows, [index[chosen[row]] for row in rows]))
-        self.texts = texts
+                streams.append((rows, stream and stream.select([before.index(chosen[row]) for row in rows])))
+        self.streams = streams
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self.reorder_cache(indices)
@@ -101,17 +79,28 @@ class LogPastCache(Cache):
         self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LogPastCache:
-        """Without copying the model, whose modules are the keys of a `KeyValueCache`."""
+        """Without copying the model, which a stream refers to."""
         copy = LogPastCache()
-        copy.texts = [each.select(each.rows, list(range(len(each.rows)))) for each in self.texts]
-        copy.seen = self.seen
+        copy.streams, copy.seen = self.streams, self.seen
+        copy.reorder_cache(torch.arange(max(0, self.batch_size)))
         return copy
+
+    def split(self, count: list[int]) -> None:
+        """Let rows that get different numbers of new tokens be different streams."""
+        streams = []
+        for before, stream in self.streams or [(list(range(len(count))), None)]:
+            for size in sorted({count[row] for row in before}):
+                rows = [row for row in before if count[row] == size]
+                some = stream if rows == before else stream and stream.select([before.index(row) for row in rows])
+                streams.append((rows, some))
+        self.streams = streams
 
 
 class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
     """A model of `logpast.models` (`core`) with the interface of transformers.
 
         model = LogPastForCausalLM(LogPastConfig(model=LogMemoryConfig(slots=33, vocabulary=4096)))
+        model = LogPastForCausalLM.from_core(attach_memory(AutoModelForCausalLM.from_pretrained("path/to/model")))
 
     Texts may be longer than the window: they are cut into windows with their history, as `logpast eval` does.
     """
@@ -123,21 +112,48 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
     gradient_checkpointing = False
     _is_stateful = True
     # the memory and the head use the embedding table itself, so a model must be on one device
-    _no_split_modules = sorted(system.__name__ for system in SYSTEMS.values())
+    _no_split_modules = sorted(system.__name__ for system in (*SYSTEMS.values(), Attached))
 
-    def __init__(self, config: LogPastConfig) -> None:
+    def __init__(self, config: LogPastConfig, core: LanguageModel | None = None) -> None:
         super().__init__(config)
-        self.core: LanguageModel = build(config.model_config)
+        self.core = _build(config) if core is None else core
         if not any(parameter.is_meta for parameter in self.parameters()):
             for parameter in self.parameters():
                 parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # by the core itself
         self.post_init()
+        self.all_tied_weights_keys = self.get_expanded_tied_weights_keys(all_submodels=True)  # a pretrained model's
+
+    @classmethod
+    def from_core(cls, core: LanguageModel, **ids: Any) -> LogPastForCausalLM:
+        """The Hugging Face model of one of ours, or of a pretrained one with a memory. Nothing is copied.
+
+        Args:
+            core: the model.
+            ids: bos_token_id, eos_token_id, pad_token_id; by default those of the pretrained model.
+        """
+        if not isinstance(core, Attached):
+            return cls(LogPastConfig(model=core.config, **ids), core)
+        if hasattr(core.model, "get_base_model"):
+            raise UserError("merge the adapters first: attached.model = attached.model.merge_and_unload()")
+        text = core.model.config.get_text_config()
+        own: dict[str, Any] = {name: getattr(text, name, None) for name in ("eos_token_id", "pad_token_id")}
+        own |= {"bos_token_id": core.config.first_token, **ids}
+        model = cls(LogPastConfig(model=core.config, base=core.model.config.to_dict(), **own), core)
+        model.generation_config = core.model.generation_config
+        return model
+
+    def stream(self, batch: int = 1) -> Stream:
+        """A `Stream`: texts of any length, for this model to continue."""
+        return self.core.stream(self.config.bos_token_id, batch)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.core.table
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.core.table = value  # type: ignore[assignment]
+        if isinstance(self.core, Attached):
+            self.core.model.set_input_embeddings(value)
+        else:
+            self.core.table = value  # type: ignore[assignment]
 
     def get_output_embeddings(self) -> None:
         """The head is the embedding table."""
@@ -156,8 +172,8 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
             for name, parameter in module.named_parameters():
                 init.copy_(parameter, fresh[name].to(parameter))
         elif module is self.core:
-            for parameter in module.parameters(recurse=False):
-                init.normal_(parameter, std=0.02)
+            for parameter in module.parameters(recurse=False):  # of a memory, the scale of its slots
+                init.normal_(parameter, std=0 if isinstance(module, Attached) else 0.02)
 
     @can_return_tuple
     def forward(
@@ -192,6 +208,8 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
         mask = torch.ones_like(input_ids, dtype=torch.bool)
         if attention_mask is not None:
             mask = attention_mask[:, attention_mask.shape[1] - length :].bool()
+        if not mask.any():
+            raise UserError("input_ids has no tokens; start an empty text with bos_token_id")
         some = isinstance(logits_to_keep, int) and 0 < logits_to_keep < length and labels is None
         separate = labels is not None and torch.is_grad_enabled() and self.core.config.recall > 0
         (logits, *own), extra = self._predict(input_ids, mask, int(logits_to_keep) if some else length, cache, separate)
@@ -222,11 +240,17 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
         ids = input_ids.gather(1, order).masked_fill(position >= count.unsqueeze(1), -1)
         skipped = mask[:, : length - keep].sum(1)  # tokens of each row whose logits are not wanted
         found, extra = list[Tensor](), torch.zeros((), device=device)
-        groups = _groups(ids, count.tolist(), cache)
-        for texts, stop in groups:
-            row = torch.tensor(texts.rows, device=device)
+        groups: list[tuple[list[int], Stream | None]] = [(list(range(rows)), None)]
+        if cache is not None:
+            cache.split(count.tolist())
+            groups = cache.streams
+        for number, (members, stream) in enumerate(groups):
+            row = torch.tensor(members, device=device)
+            if not (stop := int(count[row].max())):
+                continue
             first = min(int(skipped[row].min()), stop - 1)
-            logits, more = self._extend(texts, ids[row, :stop], stop - first, cache is not None, separate)
+            logits, more, stream = self._continue(stream, ids[row, :stop], stop - first, cache is not None, separate)
+            groups[number] = members, stream
             extra = extra + more * len(row) / rows
             if len(groups) == 1 and mask.all():
                 found = logits
@@ -240,114 +264,104 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
             cache.seen += length
         return found, extra
 
-    def _extend(
-        self, texts: Texts, new: Tensor, keep: int, cached: bool, separate: bool
-    ) -> tuple[list[Tensor], Tensor]:
-        """Append ids (N, T) to texts. Returns what `_predict` does, of the last `keep` positions."""
-        core, before, form = self.core, texts.ids.shape[1], self.core.config.recall_form
-        texts.ids = torch.cat([texts.ids, new], dim=1)
-        known = texts.ids  # to recall
-        if self.config.bos_token_id is not None:
-            start = texts.ids[:, :1]
-            known = torch.cat([start.masked_fill(start == self.config.bos_token_id, -1), texts.ids[:, 1:]], dim=1)
+    def _continue(
+        self, stream: Stream | None, new: Tensor, keep: int, cached: bool, separate: bool
+    ) -> tuple[list[Tensor], Tensor, Stream | None]:
+        """As `_predict`, of the last `keep` of ids (N, T) that continue a stream; and the stream, if cached."""
+        extra = torch.zeros((), device=new.device)
+        if cached and keep == 1 and not torch.is_grad_enabled():
+            stream = self._append(stream, new)
+            return [stream.logits().unsqueeze(1)], extra, stream
+        core, form = self.core, self.core.config.recall_form
+        ids, start, known = self._with_past(stream, new, keep)
+        followers = None
         if form and form.input:
-            found = _followers(known, before, form)
-            texts.followers = found if texts.followers is None else torch.cat([texts.followers, found], dim=1)
+            rows = torch.arange(len(ids), device=ids.device).repeat_interleave(ids.shape[1])
+            followers = occurrences(known.flatten(), rows, form.orders, [form.reach]).followers.view(*ids.shape, -1)
         if isinstance(core, Recurrent):
-            hidden, extra = self._read_segments(core, texts, before, keep)
+            state = core.start(len(ids)) if stream is None else stream.carried
+            hidden, extra = _read_segments(core, ids, followers, start, state)
         else:
-            hidden, extra = _read_windows(core, texts, before, keep, cached), torch.zeros((), device=new.device)
+            hidden = _read_windows(core, ids, followers, start)
+        if cached:
+            stream = self._append(stream, new)
+        hidden = hidden[:, -keep:]
         logits = core.logits(hidden)
         if not form:
-            return [logits], extra
+            return [logits], extra, stream
         own = logits.to(accumulation_dtype(logits.dtype)).log_softmax(-1)
         mix = core.recall.log_probs
         if self.gradient_checkpointing and self.training:
             mix = partial(self._gradient_checkpointing_func, mix)
-        return ([mix(hidden, own.detach(), known), own] if separate else [mix(hidden, own, known)]), extra
+        found = [mix(hidden, own.detach(), known), own] if separate else [mix(hidden, own, known)]
+        return found, extra, stream
 
-    def _read_segments(self, core: Recurrent, texts: Texts, before: int, keep: int) -> tuple[Tensor, Tensor]:
-        """Hidden states (N, keep, d) of the last positions of a recurrent model, and its extra loss per training step.
+    def _append(self, stream: Stream | None, new: Tensor) -> Stream:
+        if stream is None:
+            stream, new = Stream(self.core, new[:, 0].tolist(), len(new)), new[:, 1:]
+        stream.append(new)
+        return stream
 
-        In training, gradients flow across `segments` segments, as in `logpast train`.
+    def _with_past(self, stream: Stream | None, new: Tensor, keep: int) -> tuple[Tensor, int, Tensor]:
+        """Ids of the past that the last `keep` of ids (N, T) need, and these; where to read from; the same to recall.
+
+        That is the start of a window, or where the state of a recurrent model ends. A text's first id is not recalled.
         """
-        length, read, parts = texts.ids.shape[1], before // core.window * core.window, []
-        state = core.start(len(texts.ids)) if texts.kept is None else texts.kept
-        extra, number = torch.zeros(len(texts.ids), device=texts.ids.device), 0
-        while read < length:
-            part = slice(read, read + core.window)
-            followers = () if texts.followers is None else (texts.followers[:, part],)
-            hidden, after, more = core.segment(texts.ids[:, part], state, *followers)
-            read, number, extra = read + hidden.shape[1], number + 1, extra + more
-            if read > length - keep:
-                parts.append(hidden)
-            if hidden.shape[1] == core.window:
-                state = after
-                if number % core.config.segments == 0:
-                    state = {name: value.detach() for name, value in state.items()}
-        texts.kept = state
-        return torch.cat(parts, dim=1)[:, -keep:], extra.mean() * core.config.segments / number
+        before, begin, window = (0 if stream is None else stream.length), 0, self.core.window
+        start = (before + new.shape[1] - keep) // window * window
+        if isinstance(self.core, Recurrent):
+            start = 0 if stream is None else stream.read
+        if stream is not None:
+            begin = min(before, max(0, start - stream.past))
+            new = torch.cat([torch.from_numpy(stream.tokens(begin, before)).to(new), new], dim=1)
+        known = new if begin else torch.cat([torch.full_like(new[:, :1], -1), new[:, 1:]], dim=1)
+        return new, start - begin, known
 
 
-def _read_windows(core: Any, texts: Texts, before: int, keep: int, cached: bool) -> Tensor:
-    """Hidden states (N, keep, d) of the last positions, of a model that takes a window and the history before it."""
-    length, window = texts.ids.shape[1], core.window
-    if cached and before == length - 1 and before % window and texts.kept is not None:
-        followers = None if texts.followers is None else texts.followers[:, before:]
-        return core.hidden(core.embed(texts.ids[:, before:], followers), texts.kept, start=core.slots + before % window)
-    first = (length - keep) // window * window
-    last = (length - 1) // window * window if cached else length  # the window that is cached is computed on its own
-    parts, size = [], window * (length if torch.is_grad_enabled() else max(1, WINDOWS // len(texts.ids)))
-    for start in range(first, last, size):
-        parts.append(_hidden_of_windows(core, texts, start, min(start + size, last)))
-    if cached:
-        texts.kept = KeyValueCache()
-        parts.append(_hidden_of_windows(core, texts, last, length, texts.kept))
-    return torch.cat(parts, dim=1)[:, -keep:]
+def _build(config: LogPastConfig) -> LanguageModel:
+    sizes = config.model_config
+    if not isinstance(sizes, AttachedConfig):
+        return build(sizes)
+    base = AutoConfig.for_model(**config.base)
+    return Attached(AutoModelForCausalLM.from_config(base, dtype=torch.get_default_dtype()), sizes)
 
 
-def _hidden_of_windows(core: Any, texts: Texts, start: int, stop: int, cache: KeyValueCache | None = None) -> Tensor:
+def _read_segments(
+    core: Recurrent, ids: Tensor, followers: Tensor | None, start: int, state: State
+) -> tuple[Tensor, Tensor]:
+    """Hidden states (N, T − start, d) of ids (N, T) of a recurrent model, and its extra loss per training step.
+
+    In training, gradients flow across `segments` segments, as in `logpast train`.
+    """
+    parts, extra = list[Tensor](), torch.zeros(len(ids), device=ids.device)
+    for first in range(start, ids.shape[1], core.window):
+        part = slice(first, first + core.window)
+        hidden, state, more = core.segment(ids[:, part], state, *([] if followers is None else [followers[:, part]]))
+        parts.append(hidden)
+        extra = extra + more
+        if len(parts) % core.config.segments == 0:
+            state = {name: value.detach() for name, value in state.items()}
+    return torch.cat(parts, dim=1), extra.mean() * core.config.segments / len(parts)
+
+
+def _read_windows(core: Any, ids: Tensor, followers: Tensor | None, start: int) -> Tensor:
+    """Hidden states (N, T − start, d) of ids (N, T) of a model that takes a window and the history before it."""
+    length, size = ids.shape[1], core.window * max(1, WINDOWS // len(ids))
+    size = length if torch.is_grad_enabled() else size
+    stops = [min(first + size, length) for first in range(start, length, size)]
+    return torch.cat([_hidden_of_windows(core, ids, followers, *ends) for ends in pairwise([start, *stops])], dim=1)
+
+
+def _hidden_of_windows(core: Any, ids: Tensor, followers: Tensor | None, start: int, stop: int) -> Tensor:
     """Hidden states (N, stop − start, d); `start` is the start of a window."""
-    rows, window, history = len(texts.ids), min(core.window, stop - start), core.history
+    rows, window, history = len(ids), min(core.window, stop - start), core.history
     number = -(-(stop - start) // window)
     padding = number * window - (stop - start)
-    ids = F.pad(texts.ids[:, max(0, start - history) : stop], (max(0, history - start), padding), value=-1)
+    ids = F.pad(ids[:, max(0, start - history) : stop], (max(0, history - start), padding), value=-1)
     pasts = [ids[:, i * window : i * window + history] for i in range(number)]
     slots = core.make_slots(torch.stack(pasts, dim=1).flatten(0, 1))
-    followers = None
-    if texts.followers is not None:
-        followers = F.pad(texts.followers[:, start:stop], (0, 0, 0, padding), value=-1).reshape(
-            rows * number, window, -1
-        )
+    if followers is not None:
+        followers = F.pad(followers[:, start:stop], (0, 0, 0, padding), value=-1).reshape(rows * number, window, -1)
     tokens = core.embed(ids[:, history:].reshape(rows * number, window), followers)
-    hidden = core.hidden(torch.cat([slots, tokens], dim=1), cache, skip=core.slots)
+    hidden = core.hidden(torch.cat([slots, tokens], dim=1), skip=core.slots)
     return hidden.reshape(rows, number * window, -1)[:, : stop - start]
-
-
-def _groups(ids: Tensor, count: list[int], cache: LogPastCache | None) -> list[tuple[Texts, int]]:
-    """The texts to append ids (B, T) to, `count` in each row, and how many: with a cache, texts of equal length."""
-    texts = Texts(list(range(len(ids))), ids[:, :0])
-    if cache is None:
-        return [(texts, max(1, *count))]
-    groups = []
-    for each in cache.texts or [texts]:
-        for size in sorted({count[row] for row in each.rows}):
-            index = [number for number, row in enumerate(each.rows) if count[row] == size]
-            some = each if len(index) == len(each.rows) else each.select([each.rows[number] for number in index], index)
-            groups.append((some, size))
-    cache.texts = [some for some, _ in groups]
-    return [(some, size) for some, size in groups if size]
-
-
-def _followers(ids: Tensor, known: int, form: RecallForm) -> Tensor:
-    """(N, T − known, orders): what followed the latest matches of the ids (N, T) after the first `known`."""
-    rows, length = ids.shape
-    if known == length - 1:
-        candidates, matched = compare(ids, 1, form.orders, [form.reach])  # with one lag bin, components are lengths
-        order = torch.arange(1, form.orders + 1, device=ids.device).unsqueeze(1)
-        place = torch.arange(candidates.shape[1], device=ids.device)
-        last = torch.where((order <= matched) & (matched <= form.orders), place, -1).amax(-1)  # (N, orders)
-        return torch.where(last >= 0, candidates.gather(1, last.clamp(min=0)), -1).unsqueeze(1)
-    stream = torch.arange(rows, device=ids.device).repeat_interleave(length)
-    found = occurrences(ids.flatten(), stream, form.orders, [form.reach]).followers
-    return found.view(rows, length, form.orders)[:, known:]
