@@ -37,9 +37,9 @@ def generate(
     prompt: str = "",
     prompt_file: Path | None = None,
     tokens: int = 200,
-    temperature: float = 0.8,
+    temperature: float = 1.0,
     top_k: int | None = None,
-    top_p: float | None = None,
+    top_p: float | None = 0.95,
     stop: list[str] | None = None,
     samples: int | None = None,
     seed: int = 0,
@@ -62,7 +62,7 @@ def generate(
 
     Examples:
         logpast generate --checkpoint runs/mine --prompt "Once upon a time"
-        logpast generate --checkpoint runs/mine --prompt_file chapter.txt --tokens 500 --top_p 0.95 --echo false
+        logpast generate --checkpoint runs/mine --prompt_file chapter.txt --tokens 500 --echo false
         logpast generate --checkpoint runs/mine --temperature 0        # always the most likely token
         logpast generate --checkpoint runs/mine --prompt "The" --samples 5 --stop . $'\\n'
         logpast generate --checkpoint runs/mine --interactive
@@ -76,9 +76,10 @@ def generate(
         prompt_file: read the prompt from this file ("-" is standard input), which may be as long as a book and is read
             as training text is: UTF-8, with LF as line end.
         tokens: how many tokens to generate at most; in an interactive session, per line.
-        temperature: sampling temperature; 0 always takes the most likely token.
+        temperature: sampling temperature; 0 always takes the most likely token. With recall, below 1 a model repeats
+            itself more than text does.
         top_k: sample from the k most likely tokens only.
-        top_p: sample from the most likely tokens whose probabilities add up to this.
+        top_p: sample from the most likely tokens whose probabilities add up to this; null: from all.
         stop: end when one of these texts has been generated. It is not printed. The shell writes a line break as
             $'\\n'.
         samples: generate this many texts from the prompt, in one batch. The first is what one sample with this seed

@@ -99,7 +99,7 @@ def demo(
     if TEXT in parts:
         example = find_example(out / "text")
         print("\n" + as_text(example))
-        sample = generate(out / "text" / "memory", prompt="And it came to pass", tokens=150, seed=seed, device="cpu")
+        sample = generate(out / "text" / "recall", prompt="And it came to pass", tokens=150, seed=seed, device="cpu")
         results["text"] |= {"example": example, "sample": sample}
     (out / "report.json").write_text(json.dumps(results, indent=2) + "\n")
     write_report(out, results)
