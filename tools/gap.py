@@ -1,0 +1,141 @@
+"""The table and the plot of benchmarks/pretrained_gap.py: loss against state and time, and the share of the gap closed.
+
+    python -m tools.gap results/pretrained_gap-wiki.json --plot docs/pretrained-gap-wiki.png
+
+The share of the gap closed is (window − ours) / (window − full attention). `window` is the same attention without
+memory. Rows with lora are compared with rows with lora; there, `window` of a row with slots is the control with plain
+tokens in their place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from logpast.reporting.differences import NEGATIVE_IS_LOWER, signed
+from logpast.reporting.palette import CONTROL, INK, RECALL
+from logpast.reporting.plots import check_plot_path, remove_frame, write_plot
+from logpast.reporting.tables import Table, as_markdown, as_text
+from logpast.util.errors import UserError
+
+Row = dict[str, Any]
+COSTS = {"state_bytes": "state", "ms_per_token": "time"}
+MARKERS = {"disjoint": "s", "sliding": "o", "full": "D"}
+
+
+def rows_of(report: dict[str, Any], text: str) -> list[Row]:
+    """The rows of a text, with `closed`, the share of the gap, and `front`: for which costs no other row is better."""
+    rows = [row for row in report["rows"] if row["text"] == text]
+    return [row | {"closed": share_closed(row, rows), "front": front(row, rows)} for row in rows]
+
+
+def share_closed(row: Row, rows: list[Row]) -> float | None:
+    """None of a row without memory, and where window or full attention was not measured."""
+    lora = row["trained"] == "lora"
+    plain = [other for other in rows if not other["recall"] and (other["trained"] == "lora") == lora]
+    window = [o for o in plain if (o["attention"], o["window"]) == (row["attention"], row["window"])
+              and (o["control"] if lora and row["slots"] else not o["slots"])]  # fmt: skip
+    full = [other for other in plain if other["attention"] == "full"]
+    if not window or not full or window[0] is row:
+        return None
+    before, goal = window[0]["nats_per_token"], full[0]["nats_per_token"]
+    return float((before - row["nats_per_token"]) / (before - goal)) if before > goal else None
+
+
+def front(row: Row, rows: list[Row]) -> list[str]:
+    """The costs at which no other row, at most as expensive, has a lower loss. Rows with lora have a front of their own."""
+    rivals = [other for other in rows if (other["trained"] == "lora") == (row["trained"] == "lora")]
+    return [
+        name
+        for cost, name in COSTS.items()
+        if not any(o[cost] <= row[cost] and o["nats_per_token"] < row["nats_per_token"] for o in rivals)
+    ]
+
+
+def table(report: dict[str, Any], text: str) -> Table:
+    heads = ["system", "nats/token", f"recall − without ({NEGATIVE_IS_LOWER})", "gap closed", "state, MiB", "ms/token",
+             "on the front of"]  # fmt: skip
+    lines = []
+    for row in rows_of(report, text):
+        difference = row.get("minus_without_recall")
+        lines.append([
+            name(row), f"{row['nats_per_token']:.4f}",
+            signed(difference["nats_per_token"], difference["interval"]) if difference else "",
+            "" if row["closed"] is None else f"{row['closed']:.0%}", f"{row['state_bytes'] / 2**20:.2f}",
+            f"{row['ms_per_token']:.3f}", ", ".join(row["front"]),
+        ])  # fmt: skip
+    about = report["texts"][text]
+    notes = [f"{about['scored']:,} scored tokens of {about['documents_scored']} documents"]
+    return Table(heads, lines, f"{report['recipe']['model']} on {text}", notes)
+
+
+def name(row: Row) -> str:
+    return f"{row['system']}{' + recall' if row['recall'] else ''}"
+
+
+def view(results: Path, file: str, text: str) -> str:
+    """A region of a page."""
+    return as_markdown(table(read(results / f"{file}.json"), text))
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def draw(report: dict[str, Any], out: Path) -> None:
+    """One row of panels per text: loss against state, and against time per token."""
+    from matplotlib.figure import Figure
+
+    check_plot_path(out)
+    figure = Figure(figsize=(11, 4.2 * len(report["texts"])), layout="constrained")
+    panels = figure.subplots(len(report["texts"]), 2, squeeze=False, sharey="row")
+    for (left, right), text in zip(panels, report["texts"], strict=True):
+        rows = rows_of(report, text)
+        for axis, cost, label in (
+            (left, "state_bytes", "state per text, MiB"),
+            (right, "ms_per_token", "ms per token"),
+        ):
+            scale = 2**20 if cost == "state_bytes" else 1
+            for row in rows:
+                x, y = row[cost] / scale, row["nats_per_token"]
+                colour = RECALL if row["recall"] else CONTROL
+                filled = "none" if row["trained"] == "lora" else colour
+                axis.plot(x, y, MARKERS[row["attention"]], color=colour, markerfacecolor=filled, markersize=7)
+                if not row["recall"]:
+                    axis.annotate(
+                        row["system"], (x, y), xytext=(5, 4), textcoords="offset points", fontsize=6.5, color=INK
+                    )
+                with_recall = [o for o in rows if o["system"] == row["system"] and o["recall"]]
+                if with_recall and not row["recall"]:
+                    other = with_recall[0]
+                    axis.plot([x, other[cost] / scale], [y, other["nats_per_token"]], color=RECALL, linewidth=0.8)
+            axis.set(xscale="log", xlabel=label, title=text)
+        left.set_ylabel("nats per token")
+        remove_frame(left, right)
+    panels[0][0].plot([], [], "s", color=CONTROL, label="without recall")
+    panels[0][0].plot([], [], "s", color=RECALL, label="with recall")
+    panels[0][0].plot([], [], "s", color=INK, markerfacecolor="none", label="after LoRA")
+    panels[0][0].legend(frameon=False, fontsize=8)
+    write_plot(figure, out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.gap", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("report", type=Path, help="what benchmarks/pretrained_gap.py wrote")
+    parser.add_argument("--plot", type=Path, help="image file for the plot")
+    args = parser.parse_args()
+    report = read(args.report)
+    print("\n\n".join(as_text(table(report, text)) for text in report["texts"]))
+    if args.plot:
+        draw(report, args.plot)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"gap: {error}")
