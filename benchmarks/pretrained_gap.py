@@ -1,4 +1,4 @@
-"""What a memory is worth to a pretrained model: how much of the gap between a short window and full attention it closes.
+"""What a memory is worth to a pretrained model: how much of the gap from a short window to full attention it closes.
 
     python benchmarks/pretrained_gap.py --texts wikitext103:test wiki22k:test --train wiki22k:rest[:2000] \\
         --out results/pretrained_gap-wiki.json
@@ -19,11 +19,11 @@ the gates. In the row `tokens` they are the plain tokens before the window, whic
 adapters of the attention; it needs peft. The control of `lora` with slots is `tokens` with the same training. For the
 others it is the row without recall, because recall does not change what the adapters learn.
 
-`state_bytes` is what must be kept of a text: keys and values in 2 bytes per number, and recalled ids in 4. The index that
-recall builds from these ids takes about 4 x the vocabulary x 4 bytes more while text is generated. `ms_per_token` is the
-median time of one generated token for --streams_timed texts at once, divided by their number, with the default cache of
-transformers: half-filled for disjoint windows, with three quarters of a piece for full attention. Adapters are not merged
-into the weights.
+`state_bytes` is what must be kept of a text: keys and values in 2 bytes per number, and recalled ids in 4. The index
+that recall builds from these ids takes about 4 x the vocabulary x 4 bytes more while text is generated. `ms_per_token`
+is the median time of one generated token for --streams_timed texts at once, divided by their number, with the default
+cache of transformers: half-filled for disjoint windows, with three quarters of a piece for full attention. Adapters are
+not merged into the weights.
 
 The file is written after each system. What it has is not measured again.
 """
@@ -60,8 +60,8 @@ from logpast.util.progress import progress_bar
 from logpast.util.serialization import to_json
 
 SINKS = 4  # of the sliding cache
-RECIPE = ("model", "train", "texts", "piece", "limit", "train_tokens", "batch_tokens", "steps", "lora_steps", "lora_rank",
-          "rate", "sharpness", "streams", "streams_timed", "seed")  # fmt: skip
+RECIPE = ("train", "texts", "piece", "limit", "train_tokens", "batch_tokens", "steps", "lora_steps", "lora_rank",
+          "rate", "slots", "sharpness", "streams", "streams_timed", "seed")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def systems_of(piece: int, slots: int) -> list[System]:
     for window in (short, long):
         found += [System("disjoint", window, slots, "none"), System("disjoint", window, slots, "slots")]
     found += [System("disjoint", short, slots, "lora", control=True), System("disjoint", short, slots, "lora")]
-    return found + [System("sliding", 512, train="lora"), System("full", piece, train="lora")]
+    return [*found, System("sliding", 512, train="lora"), System("full", piece, train="lora")]
 
 
 class Whole(Attached):
@@ -172,7 +172,8 @@ def measure(attached: Attached, pieces: Pieces, batch_tokens: int, title: str) -
     with progress_bar(title, len(pieces.store)) as progress:
         nats = score(
             WithAndWithoutRecall(attached), pieces.store, attached.window, attached.history,
-            max(1, batch_tokens // attached.window), "document", device, progress=progress.update, recall=form, shape=(2,),
+            max(1, batch_tokens // attached.window), "document", device, progress=progress.update, recall=form,
+            shape=(2,),
         )  # fmt: skip
     (mixed, tokens), (own, _) = (by_document(column, pieces) for column in nats.T)
     yield False, {"nats_per_token": float(own.sum() / tokens.sum())}
@@ -211,10 +212,9 @@ def ms_per_token(
     """Milliseconds per generated token, with `streams` texts at once; see the top of this file."""
     text, weight = attached.causal_lm.config.get_text_config(), attached.table.weight
     kept = {"disjoint": attached.slots + system.window // 2, "sliding": system.window + SINKS - 1, "full": len(past)}
-    positions, heads = kept[system.attention], _key_heads(text)
-    filled = torch.randn(
-        2, streams, heads, positions, _key_size(text) // heads, dtype=weight.dtype, device=weight.device
-    )
+    positions, heads, layers = kept[system.attention], _key_heads(text), text.num_hidden_layers
+    size = (layers, 2, streams, heads, positions, _key_size(text) // heads)
+    filled = torch.zeros(size, dtype=weight.dtype, device=weight.device)
     seen = torch.ones(streams, positions, dtype=torch.bool, device=weight.device)
     form = attached.config.recall_form if recall else None
     pasts = [Past(past, form.orders, form.edges, len(weight)) for _ in range(streams)] if form else []
@@ -223,7 +223,7 @@ def ms_per_token(
     def step() -> None:
         nonlocal ids
         cache = KeyValueCache()
-        cache.layers = {number: (filled[0], filled[1]) for number in range(text.num_hidden_layers)}
+        cache.layers = {number: (keys, values) for number, (keys, values) in enumerate(filled)}
         cache.layers[attached] = seen, seen
         hidden = Attached.hidden(attached, attached.embed(ids), cache)[:, -1]
         found = attached.logits(hidden).float().log_softmax(-1)
@@ -324,7 +324,7 @@ def main() -> None:
     stores = {text: open_tokens(text, tokenizer) for text in (*args.texts, args.train)}
     texts = {text: cut(stores[text], args.piece, args.limit, args.streams) for text in args.texts}
     train = cut(stores[args.train], args.piece, max(1, args.train_tokens // args.piece), args.streams).store
-    recipe = {name: getattr(args, name) for name in RECIPE} | {"model": Path(args.model).name, "slots": args.slots}
+    recipe = {"model": Path(args.model).name} | {name: getattr(args, name) for name in RECIPE}
     report = start(args.out, {
         "what": "the gap between a short window and full attention that a memory closes", "recipe": recipe,
         "seed": args.seed, "revision": revision(), "hardware": describe(device), "precision": str(model.dtype),
@@ -357,12 +357,13 @@ def main() -> None:
         for text, pieces in texts.items():
             for recall, numbers in measure(attached, pieces, args.batch_tokens, f"{system} on {text}"):
                 report["rows"].append(
-                    {"system": str(system), "attention": system.attention, "window": system.window, "slots": system.slots,
-                     "trained": system.train, "control": system.control, "recall": recall, "text": text}
+                    {"system": str(system), "attention": system.attention, "window": system.window,
+                     "slots": system.slots, "trained": system.train, "control": system.control, "recall": recall,
+                     "text": text}
                     | numbers | costs[recall] | {"fit_seconds": round(seconds, 1)}
                 )  # fmt: skip
                 print(f"{system}{' + recall' if recall else ''} on {text}: {numbers['nats_per_token']:.4f} nats/token, "
-                      f"{costs[recall]['state_bytes']:,} bytes, {costs[recall]['ms_per_token']:.3f} ms/token", flush=True)  # fmt: skip
+                      f"{costs[recall]['state_bytes']:,} bytes, {costs[recall]['ms_per_token']:.3f} ms", flush=True)  # fmt: skip
         atomic_write(args.out, to_json(report) + "\n")
 
 

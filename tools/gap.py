@@ -46,7 +46,7 @@ def share_closed(row: Row, rows: list[Row]) -> float | None:
 
 
 def front(row: Row, rows: list[Row]) -> list[str]:
-    """The costs at which no other row, at most as expensive, has a lower loss. Rows with lora have a front of their own."""
+    """The costs at which no other row that is at most as expensive has a lower loss. Rows with lora are apart."""
     rivals = [other for other in rows if (other["trained"] == "lora") == (row["trained"] == "lora")]
     return [
         name
@@ -95,32 +95,31 @@ def draw(report: dict[str, Any], out: Path) -> None:
     panels = figure.subplots(len(report["texts"]), 2, squeeze=False, sharey="row")
     for (left, right), text in zip(panels, report["texts"], strict=True):
         rows = rows_of(report, text)
-        for axis, cost, label in (
-            (left, "state_bytes", "state per text, MiB"),
-            (right, "ms_per_token", "ms per token"),
-        ):
-            scale = 2**20 if cost == "state_bytes" else 1
-            for row in rows:
-                x, y = row[cost] / scale, row["nats_per_token"]
-                colour = RECALL if row["recall"] else CONTROL
-                filled = "none" if row["trained"] == "lora" else colour
-                axis.plot(x, y, MARKERS[row["attention"]], color=colour, markerfacecolor=filled, markersize=7)
-                if not row["recall"]:
-                    axis.annotate(
-                        row["system"], (x, y), xytext=(5, 4), textcoords="offset points", fontsize=6.5, color=INK
-                    )
-                with_recall = [o for o in rows if o["system"] == row["system"] and o["recall"]]
-                if with_recall and not row["recall"]:
-                    other = with_recall[0]
-                    axis.plot([x, other[cost] / scale], [y, other["nats_per_token"]], color=RECALL, linewidth=0.8)
-            axis.set(xscale="log", xlabel=label, title=text)
-        left.set_ylabel("nats per token")
+        _draw_rows(left, rows, "state_bytes", 2**20)
+        _draw_rows(right, rows, "ms_per_token", 1)
+        left.set(xlabel="state per text, MiB", ylabel="nats per token", title=text)
+        right.set(xlabel="ms per token", title=text)
         remove_frame(left, right)
     panels[0][0].plot([], [], "s", color=CONTROL, label="without recall")
     panels[0][0].plot([], [], "s", color=RECALL, label="with recall")
     panels[0][0].plot([], [], "s", color=INK, markerfacecolor="none", label="after LoRA")
     panels[0][0].legend(frameon=False, fontsize=8)
     write_plot(figure, out)
+
+
+def _draw_rows(axis: Any, rows: list[Row], cost: str, unit: float) -> None:
+    """A mark per row; a line from each system to the same with recall."""
+    plain = {row["system"]: (row[cost] / unit, row["nats_per_token"]) for row in rows if not row["recall"]}
+    for row in rows:
+        x, y, colour = row[cost] / unit, row["nats_per_token"], RECALL if row["recall"] else CONTROL
+        filled = "none" if row["trained"] == "lora" else colour
+        axis.plot(x, y, MARKERS[row["attention"]], color=colour, markerfacecolor=filled, markersize=7)
+        if not row["recall"]:
+            place = {"xytext": (5, 4), "textcoords": "offset points"}
+            axis.annotate(row["system"], (x, y), fontsize=6.5, color=INK, **place)
+        elif row["system"] in plain:
+            axis.plot(*zip(plain[row["system"]], (x, y), strict=True), color=RECALL, linewidth=0.8)
+    axis.set_xscale("log")
 
 
 def main() -> None:
