@@ -362,8 +362,9 @@ def main() -> None:
                      "text": text}
                     | numbers | costs[recall] | {"fit_seconds": round(seconds, 1)}
                 )  # fmt: skip
-                print(f"{system}{' + recall' if recall else ''} on {text}: {numbers['nats_per_token']:.4f} nats/token, "
-                      f"{costs[recall]['state_bytes']:,} bytes, {costs[recall]['ms_per_token']:.3f} ms", flush=True)  # fmt: skip
+                nats, cost = numbers["nats_per_token"], costs[recall]
+                print(f"{system}{' + recall' if recall else ''} on {text}: {nats:.4f} nats/token, "
+                      f"{cost['state_bytes']:,} bytes, {cost['ms_per_token']:.3f} ms", flush=True)  # fmt: skip
         atomic_write(args.out, to_json(report) + "\n")
 
 
