@@ -21,9 +21,9 @@ others it is the row without recall, because recall does not change what the ada
 
 `state_bytes` is what must be kept of a text: keys and values in 2 bytes per number, and recalled ids in 4. The index
 that recall builds from these ids takes about 4 x the vocabulary x 4 bytes more while text is generated. `ms_per_token`
-is the median time of one generated token for --streams_timed texts at once, divided by their number, with the default
-cache of transformers: half-filled for disjoint windows, with three quarters of a piece for full attention. Adapters are
-not merged into the weights.
+is the median time of one generated token when as many texts are continued at once as its key says, divided by their
+number, with the default cache of transformers: half-filled for disjoint windows, with three quarters of a piece for
+full attention. Adapters are not merged into the weights.
 
 The file is written after each system. What it has is not measured again.
 """
@@ -295,7 +295,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--streams", choices=("document", "corpus"), default="document", help="corpus: ignore documents"
     )
-    parser.add_argument("--streams_timed", type=int, help="texts at once when timing; by default 64 on a GPU, else 1")
+    parser.add_argument(
+        "--streams_timed", type=int, nargs="+", help="texts at once when timing; on a GPU 1 and 64, else 1"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -317,7 +319,7 @@ def main() -> None:
     args = parse()
     device = pick_device(args.device)
     args.model = str(args.model or default_model())
-    args.streams_timed = args.streams_timed or (64 if device.type == "cuda" else 1)
+    args.streams_timed = args.streams_timed or ([1, 64] if device.type == "cuda" else [1])
     systems = chosen_systems(args)
     model = load_model(args.model, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32).to(device).eval()
     tokenizer = load_model_tokenizer(args.model)
@@ -350,10 +352,14 @@ def main() -> None:
         seconds = time.perf_counter() - began
         both = [False, True] if attached.config.recall else [False]
         costs = {
-            recall: {"state_bytes": state_bytes(attached, system, args.piece, recall),
-                     "ms_per_token": ms_per_token(attached, system, past, args.streams_timed, recall)}
+            recall: {
+                "state_bytes": state_bytes(attached, system, args.piece, recall),
+                "ms_per_token": {
+                    str(count): ms_per_token(attached, system, past, count, recall) for count in args.streams_timed
+                },
+            }
             for recall in both
-        }  # fmt: skip
+        }
         for text, pieces in texts.items():
             for recall, numbers in measure(attached, pieces, args.batch_tokens, f"{system} on {text}"):
                 report["rows"].append(
@@ -364,7 +370,7 @@ def main() -> None:
                 )  # fmt: skip
                 nats, cost = numbers["nats_per_token"], costs[recall]
                 print(f"{system}{' + recall' if recall else ''} on {text}: {nats:.4f} nats/token, "
-                      f"{cost['state_bytes']:,} bytes, {cost['ms_per_token']:.3f} ms", flush=True)  # fmt: skip
+                      f"{cost['state_bytes']:,} bytes, ms {cost['ms_per_token']}", flush=True)  # fmt: skip
         atomic_write(args.out, to_json(report) + "\n")
 
 

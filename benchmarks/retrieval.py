@@ -65,11 +65,12 @@ class Question(NamedTuple):
 
 
 def split(tokenizer: Tokenizer, question: str, answer: str) -> tuple[list[int], list[int]]:
-    """The tokens of a question, and those that the answer adds to them."""
+    """The tokens of a question, and those that the answer adds to them. A token of white space alone is the question's."""
     before, whole = tokenizer.encode(question).tolist(), tokenizer.encode(question + answer).tolist()
     if whole[: len(before)] != before:
         raise UserError(f"{question!r} has other tokens when {answer!r} follows; change the question")
-    return before, whole[len(before) :]
+    size = len(before) + (not tokenizer.decode(whole[len(before) : len(before) + 1]).strip())
+    return whole[:size], whole[size:]
 
 
 def told(task: str, wording: str, length: int, filler: TokenStore, tokenizer: Tokenizer, random: Any) -> Question:

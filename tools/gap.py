@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from logpast.reporting.tables import Table, as_markdown, as_text
 from logpast.util.errors import UserError
 
 Row = dict[str, Any]
-COSTS = {"state_bytes": "state", "ms_per_token": "time"}
+COSTS: dict[str, Callable[[Row], float]] = {
+    "state": lambda row: row["state_bytes"] / 2**20,
+    "time": lambda row: list(row["ms_per_token"].values())[-1],  # for the most texts at once
+}
 MARKERS = {"disjoint": "s", "sliding": "o", "full": "D"}
 
 
@@ -50,22 +54,24 @@ def front(row: Row, rows: list[Row]) -> list[str]:
     rivals = [other for other in rows if (other["trained"] == "lora") == (row["trained"] == "lora")]
     return [
         name
-        for cost, name in COSTS.items()
-        if not any(o[cost] <= row[cost] and o["nats_per_token"] < row["nats_per_token"] for o in rivals)
+        for name, cost in COSTS.items()
+        if not any(cost(o) <= cost(row) and o["nats_per_token"] < row["nats_per_token"] for o in rivals)
     ]
 
 
 def table(report: dict[str, Any], text: str) -> Table:
-    heads = ["system", "nats/token", f"recall − without ({NEGATIVE_IS_LOWER})", "gap closed", "state, MiB", "ms/token",
-             "on the front of"]  # fmt: skip
+    rows = rows_of(report, text)
+    streams = list(rows[0]["ms_per_token"]) if rows else []
+    heads = ["system", "nats/token", f"recall − without ({NEGATIVE_IS_LOWER})", "gap closed", "state, MiB",
+             *(f"ms/token, {count} at once" for count in streams), "on the front of"]  # fmt: skip
     lines = []
-    for row in rows_of(report, text):
+    for row in rows:
         difference = row.get("minus_without_recall")
         lines.append([
             name(row), f"{row['nats_per_token']:.4f}",
             signed(difference["nats_per_token"], difference["interval"]) if difference else "",
-            "" if row["closed"] is None else f"{row['closed']:.0%}", f"{row['state_bytes'] / 2**20:.2f}",
-            f"{row['ms_per_token']:.3f}", ", ".join(row["front"]),
+            "" if row["closed"] is None else f"{row['closed']:.0%}", f"{COSTS['state'](row):.2f}",
+            *(f"{row['ms_per_token'][count]:.3f}" for count in streams), ", ".join(row["front"]),
         ])  # fmt: skip
     about = report["texts"][text]
     notes = [f"{about['scored']:,} scored tokens of {about['documents_scored']} documents"]
@@ -95,8 +101,8 @@ def draw(report: dict[str, Any], out: Path) -> None:
     panels = figure.subplots(len(report["texts"]), 2, squeeze=False, sharey="row")
     for (left, right), text in zip(panels, report["texts"], strict=True):
         rows = rows_of(report, text)
-        _draw_rows(left, rows, "state_bytes", 2**20)
-        _draw_rows(right, rows, "ms_per_token", 1)
+        _draw_rows(left, rows, COSTS["state"])
+        _draw_rows(right, rows, COSTS["time"])
         left.set(xlabel="state per text, MiB", ylabel="nats per token", title=text)
         right.set(xlabel="ms per token", title=text)
         remove_frame(left, right)
@@ -107,11 +113,13 @@ def draw(report: dict[str, Any], out: Path) -> None:
     write_plot(figure, out)
 
 
-def _draw_rows(axis: Any, rows: list[Row], cost: str, unit: float) -> None:
+def _draw_rows(axis: Any, rows: list[Row], cost: Callable[[Row], float]) -> None:
     """A mark per row; a line from each system to the same with recall."""
-    plain = {row["system"]: (row[cost] / unit, row["nats_per_token"]) for row in rows if not row["recall"]}
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    plain = {row["system"]: (cost(row), row["nats_per_token"]) for row in rows if not row["recall"]}
     for row in rows:
-        x, y, colour = row[cost] / unit, row["nats_per_token"], RECALL if row["recall"] else CONTROL
+        x, y, colour = cost(row), row["nats_per_token"], RECALL if row["recall"] else CONTROL
         filled = "none" if row["trained"] == "lora" else colour
         axis.plot(x, y, MARKERS[row["attention"]], color=colour, markerfacecolor=filled, markersize=7)
         if not row["recall"]:
@@ -120,6 +128,9 @@ def _draw_rows(axis: Any, rows: list[Row], cost: str, unit: float) -> None:
         elif row["system"] in plain:
             axis.plot(*zip(plain[row["system"]], (x, y), strict=True), color=RECALL, linewidth=0.8)
     axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ from tools.gap import draw, rows_of, table
 def row(attention: str, window: int, nats: float, state: int, ms: float, **changes: Any) -> dict[str, Any]:
     usual = {"slots": 0, "trained": "gates", "control": False, "recall": False, "text": "books"}
     return usual | changes | {"system": f"{attention}-{window}", "attention": attention, "window": window,
-                              "nats_per_token": nats, "state_bytes": state, "ms_per_token": ms}  # fmt: skip
+                              "nats_per_token": nats, "state_bytes": state,
+                              "ms_per_token": {"1": 9.0, "64": ms}}  # fmt: skip
 
 
 REPORT: dict[str, Any] = {
@@ -48,6 +49,7 @@ def test_table_and_plot_have_every_row_of_a_text(tmp_path: Path) -> None:
     lines = table(REPORT, "books").rows
     assert [line[0] for line in lines[:3]] == ["disjoint-256", "disjoint-256 + recall", "sliding-256"]
     assert lines[1][1:4] == ["3.5000", "-0.5000", "50%"]
+    assert lines[1][5:7] == ["9.000", "2.000"]
     draw(REPORT | {"rows": REPORT["rows"][:-1]}, tmp_path / "plot.svg")
     drawn = (tmp_path / "plot.svg").read_text()
     assert drawn.count("<!-- disjoint-256 -->") == 6  # three rows without recall, in two panels

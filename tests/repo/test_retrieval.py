@@ -62,6 +62,12 @@ def test_fact_is_told_once_at_the_distance_and_is_the_same_in_both_wordings(
     assert text.count(found["paraphrased"][0]) == 1
 
 
+def test_white_space_before_an_answer_is_given(tokenizer: Any) -> None:
+    question, answer = retrieval.split(tokenizer, "The pass key is", " 71423")
+    assert (tokenizer.decode(question), tokenizer.decode(answer)) == ("The pass key is ", "71423")
+    assert tokenizer.decode(retrieval.split(tokenizer, "He met", " Anna")[1]) == " Anna"
+
+
 def test_names_are_mentioned_that_far_back_and_never_in_lower_case(store: TokenStore, tokenizer: Any) -> None:
     ids = store.tokens.astype(int).tolist()
     text = tokenizer.decode(ids)
