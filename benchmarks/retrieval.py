@@ -8,9 +8,9 @@ Tasks, each at several distances from the fact to the question; between them and
     key-value   16 facts such as "The number of Velmora is 71423." are told one after the other, and one is asked for
     names       a name in a book, whose last mention is that far back; the question is the text up to the name
 
-The `exact` question is the beginning of the sentence that told the fact; the `paraphrased` one uses other words. Recall
-finds the exact wording by construction: it looks up what followed the same tokens. It has nothing to go by when words
-differ. Names are in the author's words.
+The `exact` question is the beginning of the sentence that told the fact; the `paraphrased` one shares no word with it,
+except a name. Recall finds the exact wording by construction: it looks up what followed the same tokens. It has nothing
+to go by when words differ. Names are in the author's words.
 
 Systems: a `window` of 256 tokens after the sink; `full` attention over as many tokens as the model has positions;
 `recall`, `slots` and `both` on the window. Gates and slots are fitted to --train, a text without such tasks. L slots
@@ -48,7 +48,7 @@ from logpast.util.serialization import to_json
 Ids = NDArray[np.int64]
 FACTS = {
     "passkey": ("The pass key is {value}.", {
-        "exact": "The pass key is", "paraphrased": "The secret number that opens the door was given above. It is"}),
+        "exact": "The pass key is", "paraphrased": "To open the door, use these secret digits:"}),
     "key-value": ("The number of {name} is {value}.", {
         "exact": "The number of {name} is", "paraphrased": "Call {name} under the following digits:"}),
 }  # fmt: skip
@@ -65,7 +65,7 @@ class Question(NamedTuple):
 
 
 def split(tokenizer: Tokenizer, question: str, answer: str) -> tuple[list[int], list[int]]:
-    """The tokens of a question, and those that the answer adds to them. A token of white space alone is the question's."""
+    """The tokens of a question, and those that the answer adds. A token of white space alone is the question's."""
     before, whole = tokenizer.encode(question).tolist(), tokenizer.encode(question + answer).tolist()
     if whole[: len(before)] != before:
         raise UserError(f"{question!r} has other tokens when {answer!r} follows; change the question")
