@@ -9,8 +9,8 @@ Tasks, each at several distances from the fact to the question; between them and
     names       a name in a book, whose last mention is that far back; the question is the text up to the name
 
 The `exact` question is the beginning of the sentence that told the fact; the `paraphrased` one shares no word with it,
-except a name. Recall finds the exact wording by construction: it looks up what followed the same tokens. It has nothing
-to go by when words differ. Names are in the author's words.
+except a name. Recall finds the exact wording by construction: it looks up what followed the same tokens. How far it
+trusts that is up to the fitted gates. It has nothing to go by when words differ. Names are in the author's words.
 
 Systems: a `window` of 256 tokens after the sink; `full` attention over as many tokens as the model has positions;
 `recall`, `slots` and `both` on the window. Gates and slots are fitted to --train, a text without such tasks. L slots
