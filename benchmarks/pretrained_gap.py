@@ -240,7 +240,7 @@ def ms_per_token(
     each = _median_seconds(step, repeats)
     if system.attention == "disjoint":
         each += _median_seconds(begin, repeats) / system.window
-    return 1000 * each / streams
+    return round(1000 * each / streams, 4)
 
 
 def _median_seconds(run: Any, repeats: int) -> float:

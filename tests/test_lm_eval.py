@@ -2,6 +2,7 @@
 
 import json
 import math
+import runpy
 import shutil
 import sys
 from dataclasses import replace
@@ -144,3 +145,11 @@ def test_attached_model_is_scored_with_its_memory(tmp_path: Path, books: Path) -
 def test_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
         lm_eval.LogPastLM(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("run_name", "kind"), [("__main__", SystemExit), ("logpast.lm_eval", UserError)])
+def test_missing_package_is_named(run_name: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
+    monkeypatch.delitem(sys.modules, "logpast.lm_eval")
+    with pytest.raises(kind, match=r"logpast\[eval\]"):
+        runpy.run_module("logpast.lm_eval", run_name=run_name)

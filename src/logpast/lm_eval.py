@@ -31,9 +31,10 @@ try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
 except ModuleNotFoundError as error:
-    if error.name != "lm_eval":
+    if str(error.name).split(".")[0] != "lm_eval":
         raise
-    raise UserError("lm-eval is not installed; pip install 'logpast[eval]'") from None
+    kind = SystemExit if __name__ == "__main__" else UserError
+    raise kind("lm-eval is not installed; pip install 'logpast[eval]'") from None
 
 BATCH = 16
 MAX_TOKENS = 256  # to generate, if a task does not say
