@@ -104,7 +104,7 @@ def draw(report: dict[str, Any], out: Path) -> None:
         _draw_rows(left, rows, COSTS["state"])
         _draw_rows(right, rows, COSTS["time"])
         left.set(xlabel="state per text, MiB", ylabel="nats per token", title=text)
-        right.set(xlabel="ms per token", title=text)
+        right.set(xlabel=f"ms per token, texts at once: {list(rows[0]['ms_per_token'])[-1]}", title=text)
         remove_frame(left, right)
     panels[0][0].plot([], [], "s", color=CONTROL, label="without recall")
     panels[0][0].plot([], [], "s", color=RECALL, label="with recall")
