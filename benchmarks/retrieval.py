@@ -14,7 +14,8 @@ trusts that is up to the fitted gates. It has nothing to go by when words differ
 
 Systems: a `window` of 256 tokens after the sink; `full` attention over as many tokens as the model has positions;
 `recall`, `slots` and `both` on the window. Gates and slots are fitted to --train, a text without such tasks. L slots
-reach 2^((L − 1) / 4) tokens back: 53 reach 8,192 and 81 reach 1,048,576.
+reach 2^((L − 1) / 4) tokens back: 53 reach 8,192 and 81 reach 1,048,576. `open` is recall that always believes
+matches of four tokens, without fitting: what it finds, whether or not fitted gates would use it.
 
 Of the answer: `probability` is the geometric mean over trials of its probability, `rank` the median rank of its first
 token, and `exact_match` the share of trials in which greedy decoding gives it. The file is written after each row. What
@@ -129,6 +130,13 @@ def answer_scores(attached: Attached, question: Question) -> tuple[float, int, b
     return log_probability, ranks[0], max(ranks) == 1
 
 
+def open_gates(attached: Attached) -> Attached:
+    """Only matches of the most tokens count, wherever there is one."""
+    with torch.no_grad():
+        attached.recall.bias[-len(attached.recall.form.edges) :] = 20
+    return attached
+
+
 def fitted_systems(
     args: argparse.Namespace, device: torch.device, train: TokenStore
 ) -> dict[str, Callable[[], Attached]]:
@@ -148,6 +156,7 @@ def fitted_systems(
         "window": lambda: make(0, 0),
         "full": lambda: attach_memory(model, positions, 0, 0, sink=False),
         "recall": lambda: make(0, args.reach),
+        "open": lambda: open_gates(attach_memory(model, args.window, 0, args.reach)),
         "slots": lambda: make(args.slots, 0),
         "both": lambda: make(args.slots, args.reach),
     }
@@ -160,7 +169,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--books", help="text whose names are asked for; by default the filler")
     parser.add_argument("--train", required=True, help="text to fit gates and slots on")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
-    parser.add_argument("--systems", nargs="+", default=["window", "full", "recall", "slots", "both"])
+    parser.add_argument("--systems", nargs="+", default=["window", "full", "recall", "open", "slots", "both"])
     parser.add_argument("--tasks", nargs="+", default=[*FACTS, "names"])
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[1000, 4000, 7500, 16_000, 64_000, 250_000, 1_000_000]
