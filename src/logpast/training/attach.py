@@ -140,7 +140,7 @@ def attach(
         if len(part) < window:
             raise UserError(f"{name} is too short: {len(part)} tokens, less than a window; use more text")
     measure = partial(_score, store=held_out, streams=streams, device=on, limit=validation_tokens)
-    fit = _Fit(store, streams, on, steps, batch_size, tokens or (GATES_TOKENS if train == "gates" else len(store)),
+    fit = Fit(store, streams, on, steps, batch_size, tokens or (GATES_TOKENS if train == "gates" else len(store)),
                learning_rate, model_learning_rate or MODEL_RATE.get(train, 0.0), seed)  # fmt: skip
     scores, started = {}, time.monotonic()
     if train != "gates":
@@ -148,11 +148,11 @@ def attach(
     if train in MODEL_RATE:
         # the same fine-tuning, with the slots as plain tokens and without recall
         control = attach_memory(copy.deepcopy(attached.model), window, slots, 0, sharpness, sink, frozen=False)
-        _choose(control, train, lora_rank, seed, memory=False)
+        choose_trained(control, train, lora_rank, seed, memory=False)
         fit(control, "fitting the control")
         scores["control"] = measure(control, "scoring the control")[1]
         del control
-    _choose(attached, train, lora_rank, seed)
+    choose_trained(attached, train, lora_rank, seed)
     fit(attached, "fitting")
     scores["memory"], scores["own"] = measure(attached, "scoring with memory")
     scores = {"model": scores["own"]} | scores
@@ -203,7 +203,7 @@ def _split(store: TokenStore) -> tuple[TokenStore, TokenStore]:
     return TokenStore.in_memory(first, size, eot), TokenStore.in_memory(last or [store.tokens[:0]], size, eot)
 
 
-def _choose(attached: Attached, train: Train, rank: int, seed: int, memory: bool = True) -> None:
+def choose_trained(attached: Attached, train: Train, rank: int, seed: int, memory: bool = True) -> None:
     """Turn on the gradients of what is trained; of a control without those of the memories."""
     if train == "lora":
         torch.manual_seed(seed)
@@ -217,7 +217,7 @@ def _choose(attached: Attached, train: Train, rank: int, seed: int, memory: bool
         freeze(attached, ["memory", "scale"])
 
 
-class _Fit:
+class Fit:
     """Trains the chosen parameters of a model: AdamW, with a linear warm-up and a cosine decay to 0."""
 
     def __init__(
@@ -332,7 +332,7 @@ def open_attached(folder: Path) -> AttachedCheckpoint:
     return AttachedCheckpoint(folder, state, from_saved(TrainConfig, settings))
 
 
-class _WithAndWithoutRecall(nn.Module):
+class WithAndWithoutRecall(nn.Module):
     """A model for `score`: the loss of each target with recall and without."""
 
     def __init__(self, attached: Attached) -> None:
@@ -351,7 +351,7 @@ def _score(
     """Nats per token with recall and without."""
     with progress_bar(title, min(limit, len(store))) as progress:
         nats = score(
-            _WithAndWithoutRecall(attached), store, attached.window, attached.history, BATCH, streams, device, limit,
+            WithAndWithoutRecall(attached), store, attached.window, attached.history, BATCH, streams, device, limit,
             progress=progress.update, recall=attached.config.recall_form, shape=(2,),
         )  # fmt: skip
     with_recall, own = nats.mean(axis=0)
