@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from logpast.data import Tokenizer, TokenStore
+from logpast.data import TokenStore
 from logpast.evaluation.scoring import score
 from logpast.generation import decode, until_stop
 from logpast.models import LanguageModel
 from logpast.models.base import check_limit
 from logpast.models.stream import Stream
-from logpast.training.checkpoint import find_checkpoint
+from logpast.training.checkpoint import find_model
 from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
 from logpast.util.progress import progress_bar
@@ -61,7 +61,9 @@ class LogPastLM(TemplateLM):
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.own_tokenizer, self.ends = _load(Path(checkpoint))
+        found = find_model(Path(checkpoint))
+        self.model, self.own_tokenizer = found.load_model(), found.load_tokenizer()
+        self.ends = _ends(self.model)
         self._device = pick_device(device or "auto")
         self.model.to(self._device).eval()
         self.batch_size = int(batch_size) if str(batch_size).isdigit() else BATCH
@@ -133,9 +135,8 @@ class LogPastLM(TemplateLM):
     def _continue(self, context: str, settings: dict[str, Any]) -> str:
         stream, stop = Stream(self.model, self.eot_token_id), settings.get("until") or []
         stream.push(self.tok_encode(context))
-        allowed = torch.ones(self.own_tokenizer.size, dtype=torch.bool)
-        if not self.ends:
-            allowed[self.eot_token_id] = False  # our models have not learned where texts end
+        allowed = torch.from_numpy(self.own_tokenizer.is_text)
+        allowed[sorted(self.ends)] = True
         steps = stream.sample(
             [torch.Generator().manual_seed(0)],
             float(settings.get("temperature", 1.0)) if settings.get("do_sample") else 0.0,
@@ -146,17 +147,12 @@ class LogPastLM(TemplateLM):
         return "".join(until_stop(decode(tokens, self.own_tokenizer), [stop] if isinstance(stop, str) else stop))
 
 
-def _load(folder: Path) -> tuple[LanguageModel, Tokenizer, set[int]]:
-    """Model, tokenizer, and the ids that end a generated text."""
-    if not (folder / "logpast.json").is_file():
-        found = find_checkpoint(folder)
-        return found.load_model(), found.load_tokenizer(), set()
-    from logpast.models.hf.attach import load_attached, load_model_tokenizer
-
-    attached = load_attached(folder)
-    ends = attached.causal_lm.config.get_text_config().eos_token_id
-    tokenizer = load_model_tokenizer(folder, attached.config.first_token)
-    return attached, tokenizer, {end for end in (ends if isinstance(ends, list) else [ends]) if end is not None}
+def _ends(model: LanguageModel) -> set[int]:
+    """The ids that end a generated text: a pretrained model's end-of-text. Ours have not learned where texts end."""
+    if not hasattr(model, "causal_lm"):
+        return set()
+    ends = model.causal_lm.config.get_text_config().eos_token_id
+    return {end for end in (ends if isinstance(ends, list) else [ends]) if end is not None}
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ def test_python_example_runs(code: str) -> None:
     exec(compile(code, "README.md", "exec"), {})
 
 
-def test_readme_shows_four_commands() -> None:
-    assert [words[0] for words in commands(README)] == ["data", "train", "eval", "generate"]
+def test_readme_shows_five_commands() -> None:
+    assert [words[0] for words in commands(README)] == ["data", "train", "eval", "generate", "attach"]
 
 
 @pytest.mark.parametrize("words", commands(README), ids=" ".join)
