@@ -239,7 +239,8 @@ def kill_and_resume(config: TrainConfig, kills: int, seed: int) -> int:
             return hits
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [20])
 def test_resuming_is_exact_after_kill_9_at_random_moments(train_config: TrainConfig, kills: int) -> None:
     """Over many epochs, with a checkpoint every other step, so that some kills hit the writing of a checkpoint."""
     config = replace(train_config, steps=100 * kills, checkpoint_every=2, validate_every=50)
