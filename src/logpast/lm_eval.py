@@ -19,7 +19,6 @@ import torch
 from logpast.data import TokenStore
 from logpast.evaluation.scoring import score
 from logpast.generation import decode, until_stop
-from logpast.models import LanguageModel
 from logpast.models.base import check_limit
 from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_model
@@ -147,7 +146,7 @@ class LogPastLM(TemplateLM):
         return "".join(until_stop(decode(tokens, self.own_tokenizer), [stop] if isinstance(stop, str) else stop))
 
 
-def _ends(model: LanguageModel) -> set[int]:
+def _ends(model: Any) -> set[int]:
     """The ids that end a generated text: a pretrained model's end-of-text. Ours have not learned where texts end."""
     if not hasattr(model, "causal_lm"):
         return set()
