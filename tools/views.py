@@ -347,21 +347,20 @@ def _without_equals(results: Path, row: Row, system: str) -> float:
 
 
 def _adaptive(results: Path) -> str:
-    """One row per method: the loss on both texts minus the model's own, state and time."""
+    """One row per method: the loss on both texts minus the model's own, and the state."""
     found: dict[str, dict[str, Any]] = {}
     for row in read_table(results, "adaptive_baselines")["rows"]:
         found.setdefault(row["method"], {})[row["text"]["name"]] = row
     plain, rows = found.pop("plain"), []
     for method, by_text in found.items():
         line = [f"{by_text[text]['minus_plain']['nats_per_token']:+.3f}" for text in plain]
-        first = next(iter(by_text.values()))
-        rows.append([method, *line, f"{first['state_bytes'] / 2**20:,.2f}", f"{first['times_plain']:.1f}"])
+        rows.append([method, *line, f"{next(iter(by_text.values()))['state_bytes'] / 2**20:,.2f}"])
     keys = {"wikitext103:test": "wikitext103_test", "wiki22k:test": "wiki22k_test_first_300032"}
     for seed in (0, 1):
         nats = load_file(results / "nats" / f"wiki22k-rest-recall-seed{seed}.safetensors")
         line = [f"{nats[keys[text]].mean(dtype='float64') - plain[text]['nats_per_token']:+.3f}" for text in plain]
-        rows.append([f"recall, trained with it (seed {seed})", *line, f"{4 * 8192 / 2**20:,.2f}", ""])
-    return as_markdown(Table(["method", *plain, "MiB per text", "time, times the model's"], rows))
+        rows.append([f"recall, trained with it (seed {seed})", *line, f"{4 * 8192 / 2**20:,.2f}"])
+    return as_markdown(Table(["method", *plain, "MiB per text"], rows))
 
 
 def _repetition(results: Path) -> str:
