@@ -433,6 +433,17 @@ def test_full_disk_while_saving(
     assert find_checkpoint(tmp_path / "run", "latest").step == 4
 
 
+def test_ctrl_c_within_a_destructor_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", cli._deliver_again)
+    Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(5)
+
+
 @pytest.mark.parametrize("begun", [None, ".", "log.jsonl"], ids=["imports", "set-up", "training"])
 def test_ctrl_c_leaves_no_traceback(begun: str | None, store: TokenStore, tmp_path: Path) -> None:
     words = ["--run", tmp_path / "run", "--data.train", store.path, *TINY, "--steps=100000000", "--log_every=1"]

@@ -4,6 +4,7 @@ Nothing slow is imported before a command is chosen.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import importlib
 import io
@@ -12,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -124,6 +126,7 @@ def main(argv: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot print τ still gets the rest
+    sys.unraisablehook = _deliver_again
     with handle_signals(_interrupt, signal.SIGTERM, SIGHUP):  # Python itself handles Ctrl-C
         code = _run_and_report(sys.argv[1:] if argv is None else argv)
     sys.exit(code)
@@ -131,6 +134,14 @@ def main(argv: list[str] | None = None) -> None:
 
 def _interrupt(number: int) -> None:
     raise KeyboardInterrupt
+
+
+def _deliver_again(problem: sys.UnraisableHookArgs) -> None:
+    """Python drops an exception that is raised in a destructor or a callback. Ctrl-C must not be lost there."""
+    if issubclass(problem.exc_type, KeyboardInterrupt):
+        threading.Timer(0.01, _thread.interrupt_main).start()  # raised at once, it would be dropped again
+    else:
+        sys.__unraisablehook__(problem)
 
 
 def _run_and_report(argv: list[str]) -> int:
