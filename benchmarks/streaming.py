@@ -8,11 +8,11 @@
     dynamic_cache    the same decoder with Hugging Face's own KV cache, which grows with the text
 
 The text arrives 1,000 tokens at a time, and the next token is predicted after each. At each length there are two rows.
-"read": milliseconds for the next 1,000 tokens and the prediction after them, the median of --repeats. "generate":
-milliseconds for one new token, the median and the mean of --steps. The lengths take turns, so that other load on the
-machine affects them alike; the KV caches of all lengths do not fit into memory together. Ratios are to the shortest
-text. State: bytes of the saved state; of the KV cache, its keys and values, which are random here: they do not change
-the time. Parameters of our model are random, too; the text is --data, or random ids by Zipf's law.
+"generate": milliseconds for one new token, the median and the mean of --steps. "read", after that: milliseconds for
+1,000 tokens more and the prediction after them, the median and the mean of --repeats. The lengths take turns, so that
+other load on the machine affects them alike; the KV caches of all lengths do not fit into memory together. Ratios are
+to the shortest text. State: bytes of the saved state; of the KV cache, its keys and values, which are random here:
+they do not change the time. Parameters of our model are random, too; the text is --data, or random ids by Zipf's law.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ from logpast.util.errors import is_out_of_memory
 
 CHUNK = 1000  # tokens that arrive together
 VOCABULARY = 32_000
+WARM_UP = 5  # steps that are not counted
 
 
 def text(data: str | None, tokenizer: str | Tokenizer | None, tokens: int, vocabulary: int) -> NDArray[Any]:
@@ -62,15 +62,15 @@ def read(model: LanguageModel, ids: NDArray[Any], marks: list[int]) -> dict[int,
     return kept
 
 
-def take_turns(steps: dict[int, Callable[[], Any]], number: int, warm_up: int = 5) -> dict[int, list[float]]:
+def take_turns(steps: dict[int, Callable[[], Any]], number: int) -> dict[int, list[float]]:
     """Milliseconds of each step, by past."""
     times: dict[int, list[float]] = {past: [] for past in steps}
-    for _ in range(warm_up + number):
+    for _ in range(WARM_UP + number):
         for past, step in steps.items():
             started = time.perf_counter()
             step()
             times[past].append((time.perf_counter() - started) * 1000)
-    return {past: values[warm_up:] for past, values in times.items()}
+    return {past: values[WARM_UP:] for past, values in times.items()}
 
 
 def row(system: str, what: str, past: int, times: list[float], state: int) -> dict[str, Any]:
@@ -86,22 +86,22 @@ def stream_rows(
     streams = read(model, ids, marks)
     print(f"{name}: {marks[-1]:,} tokens in {time.perf_counter() - started:.1f} s", flush=True)
 
-    def read_more(past: int) -> None:
-        copy = streams[past].select([0])
-        copy.push(ids[past : past + CHUNK])
-        copy.logits().cpu()
+    state = {past: sum(value.nbytes for value in stream.state().values()) for past, stream in streams.items()}
 
-    def add_token(stream: Stream, following: Iterator[int]) -> None:
+    def add_token(stream: Stream) -> None:
         """A new token: of the text itself, which has as many matches as text has."""
         stream.logits().argmax(-1).cpu()
-        stream.append([next(following)])
+        stream.append(ids[stream.length - 1 :][:1])
 
-    copies = {past: (stream.select([0]), cycle(ids[past : past + CHUNK].tolist())) for past, stream in streams.items()}
+    def read_more(stream: Stream) -> None:
+        stream.push(ids[stream.length - 1 :][:CHUNK])
+        stream.logits().cpu()
+
+    steps_of = {"generate": (add_token, steps), "read": (read_more, repeats)}
     times = {
-        "read": take_turns({past: partial(read_more, past) for past in marks}, repeats),
-        "generate": take_turns({past: partial(add_token, *each) for past, each in copies.items()}, steps),
+        what: take_turns({past: partial(step, stream) for past, stream in streams.items()}, number)
+        for what, (step, number) in steps_of.items()
     }
-    state = {past: sum(value.nbytes for value in stream.state().values()) for past, stream in streams.items()}
     return [row(name, what, past, times[what][past], state[past]) for what in times for past in marks]
 
 
@@ -206,18 +206,24 @@ def main(argv: list[str] | None = None) -> None:
 
 def streaming_model(system: str, base: Any, args: argparse.Namespace) -> tuple[LanguageModel, NDArray[Any]]:
     """A model, and a text with its ids."""
+    length = args.tokens + args.steps + WARM_UP + (args.repeats + WARM_UP) * CHUNK
     if system == "log_memory":
         torch.manual_seed(0)
         sizes = {"window": args.window, "layers": args.layers, "heads": max(1, args.width // 64), "width": args.width}
         config = LogMemoryConfig(slots=53, normalize="area", recall=args.recall, **sizes)
         store = open_tokens(args.data) if args.data else None
         model = build(config, store.tokenizer.size if store else VOCABULARY)
-        return model, text(args.data, None, args.tokens + CHUNK, VOCABULARY)
+        return model, text(args.data, None, length, VOCABULARY)
     from logpast.models.hf.attach import attach_memory, load_model_tokenizer
 
     tokenizer = load_model_tokenizer(args.model) if args.model and args.data else None
     attached = attach_memory(base, window=args.window, recall=args.recall)
-    return attached, text(args.data, tokenizer, args.tokens + CHUNK, attached.table.num_embeddings)
+    return attached, text(
+        args.data,
+        tokenizer,
+        length,
+        attached.table.num_embeddings,
+    )
 
 
 if __name__ == "__main__":

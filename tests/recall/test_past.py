@@ -43,3 +43,14 @@ def test_one_token_a_million_times() -> None:
     past.append(0)
     assert past.counts().tolist() == [[64, 10**6 - 64], *([64, 10**6 - 63 - n] for n in range(1, 5))]
     assert past.latest().tolist() == [0] * 4
+
+
+def test_collisions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hash of which all n-grams have the same value."""
+    monkeypatch.setattr("logpast.recall.past.MULTIPLIER", 0)
+    stream = [-1, *np.random.default_rng(0).integers(0, 3, 200).tolist()]
+    past = Past(stream[:50], 4, [3, 30], 3)
+    for end in range(50, len(stream)):
+        assert past.latest().tolist() == naive.latest(stream[:end], 4, 30)
+        past.append(stream[end])
+    assert set(past._heads[1:]) == {-1}

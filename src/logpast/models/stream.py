@@ -28,7 +28,7 @@ from logpast.util.errors import UserError
 from logpast.util.files import atomic_write
 from logpast.util.precision import accumulation_dtype
 
-FEW = 64  # tokens; so many new ones are indexed one by one
+ONE_BY_ONE = 1 / 32  # up to this part of the indexed tokens, new ones are added singly, which takes less time
 SAMPLE = 4096  # numbers of the embedding table by which a state recognises its model
 
 Ids = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.integer] | Tensor
@@ -87,7 +87,7 @@ class Stream:
         count = new.shape[1]
         if count > self._free:
             kept = self.tokens(max(0, self.length - self._kept), self.length)
-            self._free = max(kept.shape[1], FEW) + count
+            self._free = max(kept.shape[1], 64) + count
             self._buffer = np.concatenate([kept, np.empty((self.batch, self._free), np.int32)], axis=1)
         end = self._buffer.shape[1] - self._free
         self._buffer[:, end : end + count] = new
@@ -250,15 +250,16 @@ class Stream:
         """Index the new tokens for recall, and find the followers of those of the current window."""
         recurrent, window = isinstance(self.model, Recurrent), self.model.window
         start = self.read if recurrent else (self.length - 1) // window * window
-        if start - self._indexed > FEW or not self._pasts:
-            rows = self._recalled(max(0, start - form.reach - form.orders), start)
+        first = max(0, start - form.reach - form.orders)
+        if start - self._indexed > ONE_BY_ONE * (start - first) or not self._pasts:
+            rows = self._recalled(first, start)
             vocabulary = self.model.table.num_embeddings
             self._pasts = [Past(row, form.orders, form.edges, vocabulary) for row in rows]
             self._indexed, self._followers = start, []
-        for tokens in self._recalled(self._indexed, self.length).T:
+        for position, tokens in enumerate(self._recalled(self._indexed, self.length).T, self._indexed):
             for past, token in zip(self._pasts, tokens.tolist(), strict=True):
                 past.append(token)
-            if form.input:
+            if form.input and position >= start:
                 self._followers.append(np.stack([past.latest() for past in self._pasts]))
         self._indexed = self.length
         del self._followers[: start - self.length]

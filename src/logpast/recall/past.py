@@ -1,7 +1,8 @@
 """Matches of the last tokens of one growing text: the time per token hardly depends on how long the text is.
 
 A table holds the positions of every token, so that only positions with the same last token are compared. Matches of
-n = 0 tokens, which are everywhere, are counts by token and lag bin, of which a new token changes a few.
+n = 0 tokens, which are everywhere, are counts by token and lag bin, of which a new token changes a few. The latest
+match alone is found by hash chains: from each n-gram a link leads to the latest one before it with the same hash.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+MULTIPLIER = 0x9E3779B97F4A7C15  # odd, 64 bits
 
 
 class Found(NamedTuple):
@@ -64,6 +67,45 @@ class Past:
         tokens, starts = np.unique(ids[order], return_index=True)
         for token, start, stop in zip(tokens.tolist(), starts, [*starts[1:], len(ids)], strict=False):
             self._positions[token] = array("q", order[start:stop].tobytes())
+        self._link(ids, capacity)
+
+    def _link(self, ids: NDArray[np.int64], capacity: int) -> None:
+        """Chain the n-grams of these ids. Number i · orders + n − 1 is the one of n tokens that ends at position i."""
+        bits = max(1, self.orders * (len(ids) + capacity)).bit_length()
+        self._shift = 64 - bits
+        table = np.full((len(ids), self.orders), -1)
+        keys, complete = np.zeros(len(ids), np.uint64), np.full(len(ids), True)
+        for back in range(self.orders):
+            tokens = np.concatenate([np.full(back, -1), ids])[: len(ids)]
+            complete &= tokens >= 0
+            keys = (keys + tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(MULTIPLIER)
+            table[:, back] = np.where(complete, (keys >> np.uint64(self._shift)).astype(np.int64), -1)
+        slots = table.ravel()
+        (numbers,) = np.nonzero(slots >= 0)
+        order = np.sort(slots[numbers] << 32 | numbers) & 0xFFFFFFFF  # by slot, then by number
+        heads, links = np.full(2**bits, -1, np.int32), np.full(len(slots), -1, np.int32)
+        same = slots[order[1:]] == slots[order[:-1]]
+        links[order[1:][same]] = order[:-1][same]
+        heads[slots[order]] = order  # the last of equal slots stays
+        self._heads, self._links = array("i", heads.tobytes()), array("i", links.tobytes())
+
+    def _append_links(self, end: int) -> None:
+        """What `_link` does, for the position that was added."""
+        key, complete = 0, True
+        for back, token in enumerate(self._gram(end, self.orders)[::-1]):
+            complete = complete and token >= 0
+            if not complete:
+                self._links.append(-1)
+                continue
+            key = (key + token + 1) * MULTIPLIER % 2**64
+            slot = key >> self._shift
+            self._links.append(self._heads[slot])
+            self._heads[slot] = end * self.orders + back
+
+    def _gram(self, end: int, size: int) -> list[int]:
+        """The tokens up to this position."""
+        last = len(self._pad) + end + 1
+        return self._ids[last - size : last].tolist()
 
     def append(self, token: int) -> None:
         """Add a token to the text."""
@@ -74,6 +116,7 @@ class Past:
             self._set(self._ids[first + max(0, self._size - kept) :])
         self._ids[first + self._size] = token
         self._positions[token].append(self._size)
+        self._append_links(self._size)
         self._size += 1
         self._count(0, token, 1)
         for bin_, edge in enumerate(self.edges):  # the token at this lag leaves the bin for the next one
@@ -119,8 +162,13 @@ class Past:
 
     def latest(self) -> NDArray[np.int64]:
         """(orders,): the token after the latest match of n = 1 … orders tokens; -1 if there is none."""
-        followers = np.full(self.orders, -1)
-        for order in range(1, self.orders + 1):
-            if len(where := np.flatnonzero(self.found.lengths >= order)):
-                followers[order - 1] = self.found.candidates[where[-1]]
+        followers, end, first = np.full(self.orders, -1), self._size - 1, len(self._pad)
+        for back in range(self.orders if self._size else 0):
+            gram, number = self._gram(end, back + 1), self._links[end * self.orders + back]
+            while (place := number // self.orders) >= max(0, end - int(self.edges[-1])):
+                follower = self._ids[first + place + 1]
+                if number % self.orders == back and follower >= 0 and self._gram(place, back + 1) == gram:
+                    followers[back] = follower
+                    break
+                number = self._links[number]
         return followers
