@@ -38,7 +38,7 @@ from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import is_out_of_memory
 
 CHUNK = 1000  # tokens that arrive together
-VOCABULARY = 32_000
+VOCABULARY = 50_304  # GPT-2's, rounded up
 WARM_UP = 5  # steps that are not counted
 
 

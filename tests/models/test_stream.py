@@ -187,6 +187,14 @@ def test_first_id_that_is_pushed_again_is_not_doubled() -> None:
         model.stream()
 
 
+@pytest.mark.parametrize("ids", [[1, 10**6], [-1]])
+def test_ids_beyond_the_vocabulary_are_refused_and_change_nothing(ids: list[int]) -> None:
+    stream = random_model(RecentConfig(slots=3, **SIZES)).stream(0)
+    with pytest.raises(UserError, match=f"got .*{max(ids)}"):
+        stream.push(ids)
+    assert stream.length == 1
+
+
 def test_predictions_of_nan_are_an_error() -> None:
     model = build(RecentConfig(slots=0, window=4, layers=1, heads=1, width=8, vocabulary=64))
     torch.nn.init.constant_(model.table.weight, float("nan"))

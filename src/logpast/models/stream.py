@@ -77,6 +77,10 @@ class Stream:
         """`push` without a look at the first id."""
         new = _as_array(ids)
         new = np.broadcast_to(new, (self.batch, new.shape[-1]))
+        vocabulary = self.model.table.num_embeddings
+        if new.size and not 0 <= new.min() <= new.max() < vocabulary:
+            raise UserError(f"ids must be from 0 to {vocabulary - 1}, got {new.min()} to {new.max()}; is it another "
+                            "model's tokenizer?")  # fmt: skip
         piece = self.model.window if isinstance(self.model, Recurrent) else max(1, new.shape[1])
         for first in range(0, new.shape[1], piece):
             self._append(new[:, first : first + piece])
