@@ -1,6 +1,6 @@
 """The table and the plot of benchmarks/pretrained_gap.py: loss against state and time, and the share of the gap closed.
 
-    python -m tools.gap results/pretrained_gap-wiki.json --plot docs/pretrained-gap-wiki.png
+    python -m tools.gap results/pretrained_gap-{pg19,wiki}.json --plot docs/pretrained-gap.png
 
 The share of the gap closed is (window − ours) / (window − full attention). `window` is the same attention without
 memory. Rows with lora are compared with rows with lora; there, `window` of a row with slots is the control with plain
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +24,9 @@ from logpast.reporting.tables import Table, as_markdown, as_text
 from logpast.util.errors import UserError
 
 Row = dict[str, Any]
-COSTS: dict[str, Callable[[Row], float]] = {
-    "state": lambda row: row["state_bytes"] / 2**20,
-    "time": lambda row: list(row["ms_per_token"].values())[-1],  # for the most texts at once
+COSTS: dict[str, Callable[[Row], float | None]] = {  # None: not measured
+    "state": lambda row: float(row["state_bytes"]) / 2**20,
+    "time": lambda row: list(row.get("ms_per_token", {"": None}).values())[-1],  # for the most texts at once
 }
 MARKERS = {"disjoint": "s", "sliding": "o", "full": "D"}
 
@@ -52,16 +53,18 @@ def share_closed(row: Row, rows: list[Row]) -> float | None:
 def front(row: Row, rows: list[Row]) -> list[str]:
     """The costs at which no other row that is at most as expensive has a lower loss. Rows with lora are apart."""
     rivals = [other for other in rows if (other["trained"] == "lora") == (row["trained"] == "lora")]
-    return [
-        name
-        for name, cost in COSTS.items()
-        if not any(cost(o) <= cost(row) and o["nats_per_token"] < row["nats_per_token"] for o in rivals)
-    ]
+    lower = [other for other in rivals if other["nats_per_token"] < row["nats_per_token"]]
+    found = []
+    for name, cost in COSTS.items():
+        own, others = cost(row), [cost(other) for other in lower]
+        if own is not None and not any(other is not None and other <= own for other in others):
+            found.append(name)
+    return found
 
 
 def table(report: dict[str, Any], text: str) -> Table:
     rows = rows_of(report, text)
-    streams = list(rows[0]["ms_per_token"]) if rows else []
+    streams = list(next((row["ms_per_token"] for row in rows if "ms_per_token" in row), []))
     heads = ["system", "nats/token", f"recall − without ({NEGATIVE_IS_LOWER})", "gap closed", "state, MiB",
              *(f"ms/token, {count} at once" for count in streams), "on the front of"]  # fmt: skip
     lines = []
@@ -71,7 +74,8 @@ def table(report: dict[str, Any], text: str) -> Table:
             name(row), f"{row['nats_per_token']:.4f}",
             signed(difference["nats_per_token"], difference["interval"]) if difference else "",
             "" if row["closed"] is None else f"{row['closed']:.0%}", f"{COSTS['state'](row):.2f}",
-            *(f"{row['ms_per_token'][count]:.3f}" for count in streams), ", ".join(row["front"]),
+            *(f"{row['ms_per_token'][count]:.3f}" if "ms_per_token" in row else "" for count in streams),
+            ", ".join(row["front"]),
         ])  # fmt: skip
     about = report["texts"][text]
     notes = [f"{about['scored']:,} scored tokens of {about['documents_scored']} documents"]
@@ -87,33 +91,69 @@ def view(results: Path, file: str, text: str) -> str:
     return as_markdown(table(read(results / f"{file}.json"), text))
 
 
+def short_view(results: Path, files: list[str]) -> str:
+    """A region of a page: all texts of several files, with and without recall."""
+    lines = []
+    for report in (read(results / f"{file}.json") for file in files):
+        for text in report["texts"]:
+            rows = {name(row): row for row in rows_of(report, text)}
+            for system, row in rows.items():
+                if with_recall := rows.get(f"{system} + recall"):
+                    closed = with_recall["closed"]
+                    lines.append([
+                        text, system, f"{row['nats_per_token']:.4f}", f"{with_recall['nats_per_token']:.4f}",
+                        signed(with_recall["minus_without_recall"]["nats_per_token"], None),
+                        "" if closed is None else f"{closed:.0%}",
+                    ])  # fmt: skip
+    heads = ["text", "system", "nats/token", "with recall", f"difference ({NEGATIVE_IS_LOWER})", "gap closed"]
+    return as_markdown(Table(heads, lines))
+
+
+def perplexities(results: Path) -> str:
+    """A region of README: WikiText-103's test set with a sliding KV cache of 256 tokens."""
+    rows = {name(row): row for row in rows_of(read(results / "pretrained_gap-wiki.json"), "wikitext103:test")}
+    window, ours, full = (math.exp(rows[key]["nats_per_token"])
+                          for key in ("sliding-256", "sliding-256 + recall", "full-8192"))  # fmt: skip
+    return f"{ours:.2f} against {window:.2f}; with attention to 8,192 tokens {full:.2f}"
+
+
 def read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
-def draw(report: dict[str, Any], out: Path) -> None:
-    """One row of panels per text: loss against state, and against time per token."""
+def draw(reports: list[dict[str, Any]], out: Path) -> None:
+    """A panel per text: loss against state, and one against time per token where that was measured."""
     from matplotlib.figure import Figure
 
     check_plot_path(out)
-    figure = Figure(figsize=(11, 4.2 * len(report["texts"])), layout="constrained")
-    panels = figure.subplots(len(report["texts"]), 2, squeeze=False, sharey="row")
-    for (left, right), text in zip(panels, report["texts"], strict=True):
-        rows = rows_of(report, text)
-        _draw_rows(left, rows, COSTS["state"])
-        _draw_rows(right, rows, COSTS["time"])
-        left.set(xlabel="state per text, MiB", ylabel="nats per token", title=text)
-        right.set(xlabel=f"ms per token, texts at once: {list(rows[0]['ms_per_token'])[-1]}", title=text)
-        remove_frame(left, right)
-    panels[0][0].plot([], [], "s", color=CONTROL, label="without recall")
-    panels[0][0].plot([], [], "s", color=RECALL, label="with recall")
-    panels[0][0].plot([], [], "s", color=INK, markerfacecolor="none", label="after LoRA")
-    panels[0][0].legend(frameon=False, fontsize=8)
+    panels = [
+        (text, cost, rows)
+        for report in reports
+        for text in report["texts"]
+        for cost in COSTS
+        if (rows := [row for row in rows_of(report, text) if COSTS[cost](row) is not None])
+    ]
+    figure = Figure(figsize=(11, 4.2 * -(-len(panels) // 2)), layout="constrained")
+    axes = figure.subplots(-(-len(panels) // 2), 2, squeeze=False).flat
+    for axis, (text, cost, rows) in zip(axes, panels, strict=False):
+        _draw_rows(axis, rows, COSTS[cost])
+        streams = list(rows[0].get("ms_per_token", [""]))[-1]
+        label = {"state": "state per text, MiB", "time": f"ms per token, texts at once: {streams}"}[cost]
+        axis.set(xlabel=label, ylabel="nats per token", title=text)
+        remove_frame(axis)
+    for axis in list(axes)[len(panels) :]:
+        axis.set_visible(False)
+    legend = [("without recall", CONTROL, CONTROL), ("with recall", RECALL, RECALL)]
+    if any(row["trained"] == "lora" for _, _, rows in panels for row in rows):
+        legend.append(("after LoRA", INK, "none"))
+    for label, colour, filled in legend:
+        axes[0].plot([], [], "s", color=colour, markerfacecolor=filled, label=label)
+    axes[0].legend(frameon=False, fontsize=8)
     write_plot(figure, out)
 
 
-def _draw_rows(axis: Any, rows: list[Row], cost: Callable[[Row], float]) -> None:
+def _draw_rows(axis: Any, rows: list[Row], cost: Callable[[Row], float | None]) -> None:
     """A mark per row; a line from each system to the same with recall."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -135,13 +175,13 @@ def _draw_rows(axis: Any, rows: list[Row], cost: Callable[[Row], float]) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.gap", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("report", type=Path, help="what benchmarks/pretrained_gap.py wrote")
+    parser.add_argument("reports", type=Path, nargs="+", help="what benchmarks/pretrained_gap.py wrote")
     parser.add_argument("--plot", type=Path, help="image file for the plot")
     args = parser.parse_args()
-    report = read(args.report)
-    print("\n\n".join(as_text(table(report, text)) for text in report["texts"]))
+    reports = [read(path) for path in args.reports]
+    print("\n\n".join(as_text(table(report, text)) for report in reports for text in report["texts"]))
     if args.plot:
-        draw(report, args.plot)
+        draw(reports, args.plot)
 
 
 if __name__ == "__main__":

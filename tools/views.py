@@ -26,6 +26,7 @@ from logpast.paper.ours import ours_table
 from logpast.reporting.differences import NEGATIVE_IS_LOWER, in_words, signed
 from logpast.reporting.tables import Table, as_markdown
 from logpast.util.errors import UserError
+from tools import gap
 
 Row = dict[str, Any]
 View = Callable[[Path], str]  # results/ -> text of the region
@@ -659,6 +660,17 @@ def _with_interval(part: dict[str, Any], what: str) -> list[str]:
     return [signed(*at) for at in zip(part[what], part["interval"], strict=True)]
 
 
+def _streaming(results: Path, file: str) -> str:
+    rows = {(row["system"], row["past"], row["what"]): row for row in read_table(results, file)["rows"]}
+    lines = []
+    for system, past in dict.fromkeys((system, past) for system, past, _ in rows):
+        parts = [rows.get((system, past, what)) for what in ("generate", "read")]
+        times = [f"{part['milliseconds']:.2f} ({part['ratio']:.2f})" if part else "" for part in parts]
+        lines.append([system, f"{past:,}", f"{rows[system, past, 'generate']['state_bytes']:,}", *times])
+    heads = ["system", "past, tokens", "state, bytes", "ms per new token (ratio)", "ms per 1,000 tokens read (ratio)"]
+    return as_markdown(Table(heads, lines))
+
+
 VIEWS: dict[str, View] = {
     "demo-summary": _demo_summary,
     "demo-text": _demo_text,
@@ -686,6 +698,13 @@ VIEWS: dict[str, View] = {
     "recall-windows": _recall_windows,
     "recall-price": _recall_price,
     "recall-use": _recall_use,
+    "gap-pg19": partial(gap.view, file="pretrained_gap-pg19", text="pg19:test"),
+    "gap-wikitext103": partial(gap.view, file="pretrained_gap-wiki", text="wikitext103:test"),
+    "gap-wiki22k": partial(gap.view, file="pretrained_gap-wiki", text="wiki22k:test"),
+    "gap-domains": partial(gap.short_view, files=[f"pretrained_gap-{text}" for text in ("code", "german", "recent")]),
+    "gap-perplexities": gap.perplexities,
+    "streaming-cpu": partial(_streaming, file="streaming_cpu"),
+    "streaming-cpu-long": partial(_streaming, file="streaming_cpu-long"),
     **{file: partial(_comparison, file=file) for file in COMPARISONS},
     "rivals-pg19-short": _comparison_short,
     "rivals-pg19-speeds": _speeds,

@@ -50,7 +50,16 @@ def test_table_and_plot_have_every_row_of_a_text(tmp_path: Path) -> None:
     assert [line[0] for line in lines[:3]] == ["disjoint-256", "disjoint-256 + recall", "sliding-256"]
     assert lines[1][1:4] == ["3.5000", "-0.5000", "50%"]
     assert lines[1][5:7] == ["9.000", "2.000"]
-    draw(REPORT | {"rows": REPORT["rows"][:-1]}, tmp_path / "plot.svg")
+    draw([REPORT | {"rows": REPORT["rows"][:-1]}], tmp_path / "plot.svg")
     drawn = (tmp_path / "plot.svg").read_text()
     assert drawn.count("<!-- disjoint-256 -->") == 6  # three rows without recall, in two panels
     assert drawn.count("<!-- full-8192 -->") == 4
+
+
+def test_rows_whose_time_was_not_measured_are_on_no_front_of_time_and_in_no_panel_of_it(tmp_path: Path) -> None:
+    rows = [{key: value for key, value in row.items() if key != "ms_per_token"} for row in REPORT["rows"]]
+    report = REPORT | {"rows": rows}
+    assert {cost for row in rows_of(report, "books") for cost in row["front"]} == {"state"}
+    assert len(table(report, "books").rows[0]) == len(table(REPORT, "books").rows[0]) - 2
+    draw([report], tmp_path / "plot.svg")
+    assert "ms per token" not in (tmp_path / "plot.svg").read_text()
