@@ -453,7 +453,7 @@ def test_ctrl_c_leaves_no_traceback(begun: str | None, store: TokenStore, tmp_pa
 @pytest.mark.parametrize(
     ("words", "option", "right"),
     [
-        ("eval --checkpoint x --data y --precision f", "--precision", "'float32', 'float64'"),
+        ("eval --checkpoint x --data y --precision f", "--precision", "float32, float64"),
         ("compare rivals-toy --seeds 3", "--seeds", '"[3]"'),
     ],
 )

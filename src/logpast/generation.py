@@ -18,14 +18,13 @@ import torch
 
 from logpast.data import Tokenizer, text_files
 from logpast.data.prepare import pieces_of
-from logpast.models.base import check_limit
 from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_model
 from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
 from logpast.util.files import ensure_all_writable
 from logpast.util.progress import progress_bar
-from logpast.util.validation import validate_arguments
+from logpast.util.validation import Share, validate_arguments
 
 RESET = "/reset"
 BLOCK = 1 << 16  # bytes read, and characters tokenized, at a time
@@ -45,7 +44,7 @@ def generate(
     seed: int = 0,
     echo: bool = True,
     interactive: bool = False,
-    recall_limit: float | None = None,
+    recall_limit: Share | None = None,
     device: str = "auto",
     follow: Path | None = None,
     load_state: Path | None = None,
@@ -103,8 +102,6 @@ def generate(
     """
     stop = [_valid_utf8(text) for text in stop or []]
     _check_options(tokens, temperature, top_k, top_p, stop, samples, seed)
-    if recall_limit is not None:
-        check_limit("recall_limit", recall_limit)
     if interactive and samples is not None:
         raise UserError("interactive cannot be used with samples")
     _check_files(prompt, prompt_file, follow, interactive)

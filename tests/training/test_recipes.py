@@ -14,9 +14,9 @@ from logpast.training.recipes import (
     read_recipe,
     read_yaml,
     shipped_recipes,
-    validate_section,
 )
 from logpast.util.errors import UserError
+from logpast.util.validation import validate_section
 
 FOR_TRAIN = [name for name in shipped_recipes() if not name.startswith(("rivals-", "sweep-"))]
 
