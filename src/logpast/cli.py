@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args, get_origin
@@ -39,6 +40,10 @@ SECTIONS = {
     "Start here": {
         "demo": Command(
             "logpast.demo.demo", "demo", "train a memory model and its control in a few minutes, and compare them"
+        ),
+        "completion": Command(
+            "logpast.completion", "completion", "print a script that completes commands and options in a shell",
+            "shell", "SHELL",
         ),
     },
     "Train and use a model": {
@@ -102,12 +107,6 @@ SECTIONS = {
 }  # fmt: skip
 COMMANDS: dict[str, Command] = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
-#: The sections of a recipe, and the module and name of their dataclass; that of the model depends on the system.
-SECTION_CONFIGS = {
-    "data": ("logpast.training.config", "DataConfig"),
-    "optimizer": ("logpast.training.config", "OptimizerConfig"),
-    "model": ("logpast.models.base", "ModelConfig"),
-}
 FLAGS = ("bool", "bool | None")  # types of options that may have no value
 
 OVERVIEW = """logpast {version}: log-compressed memory for transformers
@@ -180,11 +179,8 @@ def run(argv: list[str]) -> int:
         return 0
     name = _find_command(argv)
     options = [_with_underscores(word) for word in argv[len(name.split()) :]]
-    config = _train_config(options) if name == "train" else None
-    arguments = {} if name == "train" else _arguments(name, options)
-    if config or name != "train":
-        function = getattr(importlib.import_module(COMMANDS[name].module), COMMANDS[name].function)
-        function(config) if config else function(**arguments)
+    config, arguments = ([_train_config(options)], {}) if name == "train" else ([], _arguments(name, options))
+    getattr(importlib.import_module(COMMANDS[name].module), COMMANDS[name].function)(*config, **arguments)
     return 0
 
 
@@ -209,7 +205,7 @@ def _list(names: list[str]) -> str:
     return "\n".join(f"  {name:{width}}  {COMMANDS[name].help}" for name in names)
 
 
-class _Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Options with dots in their names. Only what is given is in the result."""
 
     def __init__(self, name: str, description: str = "", add_help: bool = True) -> None:
@@ -276,21 +272,26 @@ class _Parser(argparse.ArgumentParser):
         return word
 
 
-def _arguments(name: str, words: list[str]) -> dict[str, Any]:
-    """The arguments of a command other than `train`."""
+def command_parser(name: str) -> CommandParser:
+    """The options of a command other than `train`."""
     command = COMMANDS[name]
     description, parameters = function_parameters(command.module, command.function)
-    parser = _Parser(name, description)
+    parser = CommandParser(name, description)
     if command.positional:
         text = parameters.pop(command.positional).help.replace("%", "%%")
         parser.add_argument(command.positional, nargs=command.nargs, metavar=command.metavar, help=text)
     parser.add("settings", parameters, several=not command.positional)
-    given = parser.parse(words)
+    return parser
+
+
+def _arguments(name: str, words: list[str]) -> dict[str, Any]:
+    """The arguments of a command other than `train`."""
     from logpast.util.validation import types_of
 
+    command, given = COMMANDS[name], command_parser(name).parse(words)
     kinds = types_of(getattr(importlib.import_module(command.module), command.function))
     return {
-        key: _value(f"--{key}" if key in parameters else key, word, kinds[key], literal=key == command.texts)
+        key: _value(key if key == command.positional else f"--{key}", word, kinds[key], literal=key == command.texts)
         for key, word in given.items()
     }
 
@@ -302,63 +303,61 @@ def _value(option: str, given: str | list[str], kind: Any, literal: bool = False
     from logpast.util.validation import validate_value
 
     word = given[0] if isinstance(given, list) and len(given) == 1 else given
-    members = get_args(kind) or (kind,)
-    a_list = any(get_origin(each) is list for each in (kind, *members))
-    if not isinstance(word, str) or literal:
-        return validate_value(option, given, kind, text=True)
-    constant = {"true": bool, "false": bool, "null": type(None)}.get(word)
-    if constant in members or (a_list and word.startswith("[") and word.endswith("]")):
-        try:
-            return validate_value(option, yaml.safe_load(word), kind, text=True)
-        except yaml.YAMLError:
-            raise UserError(f"{option} cannot be {word!r}; put names with special characters in quotes") from None
+    members = (kind, *get_args(kind))
+    a_list = any(get_origin(each) is list for each in members)
+    if isinstance(word, str) and not literal:
+        constant = {"true": bool, "false": bool, "null": type(None)}.get(word)
+        if constant in members or (a_list and word.startswith("[") and word.endswith("]")):
+            try:
+                return validate_value(option, yaml.safe_load(word), kind, text=True)
+            except yaml.YAMLError:
+                raise UserError(f"{option} cannot be {word!r}; put names with special characters in quotes") from None
     try:
         return validate_value(option, given, kind, text=True)
     except UserError as error:
-        if a_list and not word.startswith("["):
-            try:
-                _value(option, f"[{word}]", kind)
-            except UserError:
-                raise error from None
-            raise UserError(f'{option} cannot be {word!r}; write "[{word}]"') from None
-        raise
+        problem = error
+        if a_list and isinstance(given, str) and not given.startswith("["):
+            with suppress(UserError):
+                _value(option, f"[{given}]", kind)
+                problem = UserError(f'{option} cannot be {given!r}; write "[{given}]"')
+        raise problem from None
 
 
-def _train_config(words: list[str]) -> TrainConfig | None:
-    """The config of `train`: recipes and options; None if it is only to be printed.
+def _train_config(words: list[str]) -> TrainConfig:
+    """The config of `train`, from recipes and options.
 
     Which model options there are depends on the system that options or recipes name.
     """
     from logpast.training.recipes import read_recipe
 
-    first = _Parser("train", add_help=False)
-    for options in (["--config"], ["--model", "--model.system"], ["--init_from"]):
-        first.add_argument(*options, action="append", dest=options[0])
+    first = CommandParser("train", add_help=False)
+    first.add_argument("--config", action="append", default=[])
+    first.add_argument("--model", "--model.system", dest="system", default=None)
+    first.add_argument("--init_from", default=None)
     chosen, options = first.parse_known_args(words)
-    recipes = {name: read_recipe(Path(name)) for name in vars(chosen).get("--config", [])}
-    source = vars(chosen).get("--init_from", [None])[-1]
+    recipes, source = [(name, read_recipe(Path(name))) for name in chosen.config], chosen.init_from
     if source and not recipes and not {"-h", "--help"} & set(words):
         from logpast.training.init_from import open_source
 
-        recipes = {source: open_source(source).recipe}
-    named = [recipe["model"]["system"] for recipe in recipes.values() if "system" in recipe["model"]]
-    system = [*(named or ["log_memory"]), *vars(chosen).get("--model", [])][-1]
+        recipes = [(source, open_source(source).recipe)]
+    named = [recipe["model"]["system"] for _, recipe in recipes if "system" in recipe["model"]]
+    system = ["log_memory", *named][-1] if chosen.system is None else chosen.system
     if system not in system_configs():
         raise UserError(f"unknown model {system!r}; {suggest(system, list(system_configs()))}")
-    given = _train_parser(system).parse(options)
+    given = train_parser(system).parse(options)
     if source is not None:
         given["init_from"] = source
     return _merged(system, recipes, given)
 
 
-def _train_parser(system: str) -> _Parser:
+def train_parser(system: str) -> CommandParser:
     """The options of `train` with this system."""
     from logpast.training.recipes import shipped_recipes
 
     description, _ = function_parameters(COMMANDS["train"].module, COMMANDS["train"].function)
     fields = class_fields("logpast.training.config", "TrainConfig")
     names = ", ".join(name for name in shipped_recipes() if not name.startswith(("rivals-", "sweep-")))  # not for train
-    parser = _Parser("train", description)
+    parser = CommandParser("train", description)
     parser.add(
         "recipe and system",
         {
@@ -371,15 +370,20 @@ def _train_parser(system: str) -> _Parser:
         },
         several=True,
     )  # fmt: skip
-    parser.add("settings", {key: each for key, each in fields.items() if key not in SECTION_CONFIGS}, True, False)
-    for section, config in (SECTION_CONFIGS | {"model": system_configs()[system]}).items():
+    sections = {
+        "data": ("logpast.training.config", "DataConfig"),
+        "optimizer": ("logpast.training.config", "OptimizerConfig"),
+        "model": system_configs()[system],
+    }
+    parser.add("settings", {key: each for key, each in fields.items() if key not in sections}, True, required=False)
+    for section, config in sections.items():
         settings = {f"{section}.{key}": each for key, each in class_fields(*config).items()}
         parser.add(f"settings of {section}: {fields[section].help}", settings, several=True, required=False)
     return parser
 
 
-def _merged(system: str, recipes: dict[str, dict[str, Any]], given: dict[str, Any]) -> TrainConfig | None:
-    """The config of recipes and options, which override them."""
+def _merged(system: str, recipes: list[tuple[str, dict[str, Any]]], given: dict[str, Any]) -> TrainConfig:
+    """The config of recipes and options, which override them. With --print_config, print it and exit."""
     from logpast.training.config import LENGTH
     from logpast.training.recipes import config_from_settings, default_settings, recipe_settings, setting_types
     from logpast.util.serialization import unflatten
@@ -387,7 +391,7 @@ def _merged(system: str, recipes: dict[str, dict[str, Any]], given: dict[str, An
     print_config = given.pop("print_config", "false") == "true"
     kinds, settings = setting_types(system), dict[str, Any]()
     options = {name: _value(f"--{name}", word, kinds[name]) for name, word in given.items()}
-    for later in (*(recipe_settings(recipe, system, file) for file, recipe in recipes.items()), options):
+    for later in (*(recipe_settings(recipe, system, file) for file, recipe in recipes), options):
         if any(later.get(name) is not None for name in LENGTH):  # steps replace the epochs of an earlier recipe
             settings = {name: value for name, value in settings.items() if name not in LENGTH}
         settings |= later
@@ -397,7 +401,7 @@ def _merged(system: str, recipes: dict[str, dict[str, Any]], given: dict[str, An
 
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     print(yaml.safe_dump(unflatten({"model.system": system} | default_settings(system) | plain), sort_keys=False))
-    return None
+    raise SystemExit(0)
 
 
 def _with_underscores(word: str) -> str:

@@ -110,7 +110,7 @@ def test_text_may_be_a_number_but_true_is_none() -> None:
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
 def test_limits_exclude_infinity_and_nan(value: float) -> None:
-    with pytest.raises(UserError, match="rate .*got"):
+    with pytest.raises(UserError, match=r"rate .*got"):
         validate_value("rate", value, NonNegativeFloat)
 
 

@@ -105,7 +105,7 @@ def _settings(system: str) -> dict[str, tuple[type, Field[Any]]]:
     return {
         f"{section}.{each.name}".removeprefix("."): (kind, each)
         for section, kind in sections.items()
-        for each in fields(kind)  # type: ignore[arg-type]
+        for each in fields(kind)
         if section or each.name not in sections
     }
 
@@ -116,7 +116,10 @@ def recipe_settings(recipe: dict[str, Any], system: str, place: object) -> dict[
 
     kinds = setting_types(system)
     others = {"model.system"} | {f"model.{f.name}" for other in SYSTEMS.values() for f in fields(other.Config)}
-    found = {key: value for key, value in flatten(recipe).items() if key in kinds or key not in others}
+    try:
+        found = {key: value for key, value in flatten(recipe).items() if key in kinds or key not in others}
+    except ValueError as error:
+        raise UserError(f"{place}: {error}; remove one of the two") from None
     for key in found.keys() - kinds.keys():
         raise UserError(f"{place}: unknown key {key!r}; {suggest(key, list(kinds))}")
     return {key: validate_value(f"{place}: {key}", value, kinds[key], text=True) for key, value in found.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +26,7 @@ def function_parameters(module: str, name: str) -> tuple[str, dict[str, Paramete
 
     module, node = _definition(module, name)
     assert isinstance(node, ast.FunctionDef)
-    text = inspect.cleandoc(ast.get_docstring(node) or "")
+    text = ast.get_docstring(node) or ""
     helps = {p.arg_name: " ".join((p.description or "").split()) for p in parse(text).params}
     arguments = node.args.args
     defaults = [None] * (len(arguments) - len(node.args.defaults)) + [ast.unparse(d) for d in node.args.defaults]
@@ -103,7 +102,7 @@ def _kind(module: str, annotation: ast.expr | None) -> str:
 
         def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
             if ast.unparse(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
-                return self.visit(node.slice.elts[0])  # type: ignore[no-any-return]
+                return self.visit(node.slice.elts[0])
             return self.generic_visit(node)
 
     assert annotation is not None

@@ -46,8 +46,9 @@ def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 def validate_fields(config: Any, prefix: str = "") -> None:
     """Validate the fields of a frozen dataclass in its __post_init__; messages put `prefix` before a field's name."""
+    known = [each.name for each in fields(config)]
     for name, kind in types_of(type(config)).items():
-        if name in config.__dataclass_fields__:
+        if name in known:
             object.__setattr__(config, name, validate_value(prefix + name, getattr(config, name), kind))
 
 
