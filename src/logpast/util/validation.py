@@ -46,10 +46,9 @@ def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 def validate_fields(config: Any, prefix: str = "") -> None:
     """Validate the fields of a frozen dataclass in its __post_init__; messages put `prefix` before a field's name."""
-    known = [each.name for each in fields(config)]
-    for name, kind in types_of(type(config)).items():
-        if name in known:
-            object.__setattr__(config, name, validate_value(prefix + name, getattr(config, name), kind))
+    kinds = types_of(config.__class__)
+    for name in (each.name for each in fields(config)):
+        object.__setattr__(config, name, validate_value(prefix + name, getattr(config, name), kinds[name]))
 
 
 @cache
@@ -124,7 +123,7 @@ def _message(name: str, value: Any, kind: Any, error: ValidationError) -> str:
 def _wrong_type(name: str, value: Any, kind: Any) -> str:
     kinds = [each for each in _members(kind) if each is not type(None)]
     choices = [choice for each in kinds if get_origin(each) is Literal for choice in get_args(each)]
-    words = [_WORDS.get(each) or getattr(each, "__name__", str(each)) for each in kinds]
+    words = [_WORDS.get(each) or (str(each) if get_origin(each) else each.__name__) for each in kinds]
     fix = suggest(str(value), choices) if choices else f"it must be {' or '.join(words)}"
     return f"{name} cannot be {value!r}; {fix}"
 
