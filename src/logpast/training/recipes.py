@@ -13,7 +13,7 @@ import yaml
 
 from logpast.util.errors import UserError, suggest
 from logpast.util.serialization import flatten, unflatten
-from logpast.util.validation import types_of, validate_value
+from logpast.util.validation import default_of, types_of, validate_value
 
 if TYPE_CHECKING:
     from logpast.training.config import TrainConfig  # imports torch, which the help of `train` does without
@@ -89,11 +89,8 @@ def setting_types(system: str) -> dict[str, Any]:
 
 def default_settings(system: str) -> dict[str, Any]:
     """The settings of a run of this system that have a default."""
-    defaults = {
-        name: each.default_factory if each.default is MISSING else each.default
-        for name, (_, each) in _settings(system).items()
-    }
-    return {name: value() if callable(value) else value for name, value in defaults.items() if value is not MISSING}
+    defaults = {name: default_of(each) for name, (_, each) in _settings(system).items()}
+    return {name: value for name, value in defaults.items() if value is not MISSING}
 
 
 def _settings(system: str) -> dict[str, tuple[type, Field[Any]]]:
@@ -141,4 +138,5 @@ def config_from_recipe(recipe: dict[str, Any], place: object) -> TrainConfig:
     from logpast.models import known_system
 
     system = known_system(recipe["model"].get("system", "log_memory"))
-    return config_from_settings(recipe_settings(recipe, system, place), system, f"{place}: ")
+    defaults = recipe_settings(default_settings(system), system, place)  # 100 becomes 100.0, as in the hashes of rows
+    return config_from_settings(defaults | recipe_settings(recipe, system, place), system, f"{place}: ")

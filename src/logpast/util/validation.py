@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from functools import cache, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
@@ -73,11 +73,18 @@ def validate_section(kind: Callable[..., R], values: dict[str, Any], place: obje
     for name in values:
         if name not in kinds:
             raise UserError(f"{place}: unknown key {name!r}; {suggest(str(name), list(kinds))}")
-    given = {name: value for name, value in values.items() if value is not None}
+    defaults = {each.name: default_of(each) for each in fields(kind)}  # type: ignore[arg-type]
+    given = {name: value for name, value in defaults.items() if value is not MISSING}
+    given |= {name: value for name, value in values.items() if value is not None}
     try:
         return kind(**{name: validate_value(name, value, kinds[name], text=True) for name, value in given.items()})
     except UserError as error:
         raise UserError(f"{place}: {error}") from None
+
+
+def default_of(field: Field[Any]) -> Any:
+    """The default of a dataclass's field, or MISSING."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def validate_value(name: str, value: Any, kind: Any, text: bool = False) -> Any:
@@ -94,7 +101,7 @@ def validate_value(name: str, value: Any, kind: Any, text: bool = False) -> Any:
         raise UserError(_message(name, value, kind, error)) from None
     if isinstance(value, bool if text else bool | str) and isinstance(found, int | float) and found is not value:
         raise UserError(_wrong_type(name, value, kind))
-    return found
+    return value if type(value) is int and not text else found  # hashes of settings distinguish 100 and 100.0
 
 
 @cache
