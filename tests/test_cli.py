@@ -82,7 +82,7 @@ def test_a_recipe_may_be_given_again(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_options_refuse_what_their_type_does_not_allow(capsys: pytest.CaptureFixture[str]) -> None:
     train = ["train", "--config", "small-cpu"]
-    assert "--steps must be greater than or equal to 1" in error_of(capsys, *train, "--steps", "0")
+    assert "--steps must be at least 1" in error_of(capsys, *train, "--steps", "0")
     assert "--data.jitter cannot be 'maybe'" in error_of(capsys, *train, "--data.jitter=maybe")
     assert "--data.streams cannot be 'documents'; did you mean document?" in error_of(
         capsys, *train, "--data.streams", "documents"

@@ -103,7 +103,7 @@ def test_text_may_be_a_number_but_true_is_none() -> None:
     """Options are text, and so is 6e-4 in YAML."""
     assert validate_value("rate", "6e-4", NonNegativeFloat, text=True) == 6e-4
     assert validate_value("steps", "5", PositiveInt | None, text=True) == 5
-    for value, message in ((True, "cannot be True"), ("0", "greater than or equal to 1, got '0'"), ("x", "int")):
+    for value, message in ((True, "cannot be True"), ("0", "at least 1, got '0'"), ("x", "int")):
         with pytest.raises(UserError, match=f"steps.*{message}"):
             validate_value("steps", value, PositiveInt, text=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from functools import cache, wraps
@@ -22,6 +21,7 @@ R = TypeVar("R")
 PositiveInt = Annotated[int, Ge(1)]
 Count = Annotated[int, Ge(0)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
+LongSeed = Annotated[int, Ge(0), Lt(2**63)]
 PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
 NonNegativeFloat = Annotated[float, Ge(0), Lt(math.inf)]
 Share = Annotated[float, Gt(0), Le(1)]
@@ -124,13 +124,14 @@ def _message(name: str, value: Any, kind: Any, error: ValidationError) -> str:
         return f"{name} is empty; give it a value, or leave it out"
     if others or not first["type"].startswith(("greater_than", "less_than")):
         return _wrong_type(name, value, kind)
-    return f"{name} {re.sub(r'^.*? should ', 'must ', first['msg'])}, got {value!r}"
+    text = first["msg"].replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    return f"{name} must be {text.partition(' should be ')[2]}, got {value!r}"
 
 
 def _wrong_type(name: str, value: Any, kind: Any) -> str:
     kinds = [each for each in _members(kind) if each is not type(None)]
     choices = [choice for each in kinds if get_origin(each) is Literal for choice in get_args(each)]
-    words = [_WORDS.get(each) or (str(each) if get_origin(each) else each.__name__) for each in kinds]
+    words = [_WORDS.get(each) or f"a {(get_origin(each) or each).__name__}" for each in kinds]
     fix = suggest(str(value), choices) if choices else f"it must be {' or '.join(words)}"
     return f"{name} cannot be {value!r}; {fix}"
 
