@@ -30,7 +30,6 @@ from logpast.data import Tokenizer, open_tokens
 from logpast.evaluation.evaluate import find_other
 from logpast.evaluation.metrics import bootstrap
 from logpast.models import LanguageModel
-from logpast.models.base import check_limit
 from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_checkpoint
 from logpast.util.environment import describe, pick_device, revision
@@ -38,6 +37,7 @@ from logpast.util.errors import UserError
 from logpast.util.files import atomic_write, ensure_writable
 from logpast.util.progress import progress_bar
 from logpast.util.serialization import to_json
+from logpast.util.validation import Share, validate_value
 
 NGRAM, BACK = 4, 512
 DECODING: dict[str, dict[str, float]] = {
@@ -134,7 +134,7 @@ def main() -> None:
     if args.limits and not model.config.recall:
         raise UserError(f"{found.path} has no recall; leave out --limits")
     for limit in args.limits or []:
-        check_limit("--limits", limit)
+        validate_value("--limits", limit, Share)
     length = args.prompt_tokens + args.tokens
     if min(args.prompts, args.prompt_tokens, args.tokens) < 1 or args.prompts * length > len(store):
         raise UserError(f"{store.name} has {len(store):,} tokens, too few for {args.prompts} parts of {length:,}")

@@ -58,6 +58,42 @@ def test_help_does_not_import_torch() -> None:
     assert all(command in done.stdout for command in COMMANDS)
 
 
+def test_help_of_every_command_imports_no_torch_and_is_fast() -> None:
+    code = (
+        "import sys, contextlib; from logpast.cli import COMMANDS, run\n"
+        "for name in COMMANDS:\n"
+        "    with contextlib.suppress(SystemExit): run([*name.split(), '--help'])\n"
+        "with contextlib.suppress(SystemExit): run('train --config transformer-xl-base --help'.split())\n"
+        "assert not {'torch', 'matplotlib', 'transformers'} & sys.modules.keys()"
+    )
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (time.monotonic() - start) / len(COMMANDS) < 0.5  # seconds per command
+    assert "--model.memory_when_scoring" in done.stdout
+
+
+def test_a_recipe_may_be_given_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"{number}.yaml").write_text(f"steps: {number}\n")
+    words = [word for number in (1, 2, 1) for word in ("--config", tmp_path / f"{number}.yaml")]
+    assert parsed(monkeypatch, "--config", "small-cpu", *words).steps == 1
+
+
+def test_options_refuse_what_their_type_does_not_allow(capsys: pytest.CaptureFixture[str]) -> None:
+    train = ["train", "--config", "small-cpu"]
+    assert "--steps must be at least 1" in error_of(capsys, *train, "--steps", "0")
+    assert "--data.jitter cannot be 'maybe'" in error_of(capsys, *train, "--data.jitter=maybe")
+    assert "--data.streams cannot be 'documents'; did you mean document?" in error_of(
+        capsys, *train, "--data.streams", "documents"
+    )
+
+
+def test_null_overrides_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parsed(monkeypatch, "--config", "paper-pg19").data.validation is not None
+    assert parsed(monkeypatch, "--config", "paper-pg19", "--data.validation", "null").data.validation is None
+
+
 def test_overview_lists_all_commands_in_sections_with_the_demo_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 0
     lines = capsys.readouterr().out.splitlines()
@@ -464,7 +500,7 @@ def test_ctrl_c_leaves_no_traceback(begun: str | None, store: TokenStore, tmp_pa
 @pytest.mark.parametrize(
     ("words", "option", "right"),
     [
-        ("eval --checkpoint x --data y --precision f", "--precision", "'float32', 'float64'"),
+        ("eval --checkpoint x --data y --precision f", "--precision", "float32, float64"),
         ("compare rivals-toy --seeds 3", "--seeds", '"[3]"'),
     ],
 )

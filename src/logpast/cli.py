@@ -5,26 +5,27 @@ Nothing slow is imported before a command is chosen.
 from __future__ import annotations
 
 import _thread
+import argparse
 import errno
 import importlib
 import io
-import json
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args, get_origin
 
-from logpast.util.errors import DISK_FULL, OUT_OF_MEMORY, UserError, is_out_of_memory, one_line, suggest
+from logpast.util.errors import DISK_FULL, OUT_OF_MEMORY, UserError, is_out_of_memory, suggest
 from logpast.util.signals import SIGHUP, handle_signals, silence_closed_terminal
+from logpast.util.source import Parameter, class_fields, function_parameters, system_configs
 from logpast.version import __version__
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+    from logpast.training.config import TrainConfig
 
 
 class Command(NamedTuple):
@@ -41,6 +42,10 @@ SECTIONS = {
     "Start here": {
         "demo": Command(
             "logpast.demo.demo", "demo", "train a memory model and its control in a few minutes, and compare them"
+        ),
+        "completion": Command(
+            "logpast.completion", "completion", "print a script that completes commands and options in a shell",
+            "shell", "SHELL",
         ),
     },
     "Train and use a model": {
@@ -104,7 +109,7 @@ SECTIONS = {
 }  # fmt: skip
 COMMANDS: dict[str, Command] = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
-SECTION_EXAMPLES = {"--data": "--data.train TEXT", "--optimizer": "--optimizer.learning_rate NUMBER"}  # of a recipe
+FLAGS = ("bool", "bool | None")  # types of options that may have no value
 
 OVERVIEW = """logpast {version}: log-compressed memory for transformers
 
@@ -185,11 +190,8 @@ def run(argv: list[str]) -> int:
         return 0
     name = _find_command(argv)
     options = [_with_underscores(word) for word in argv[len(name.split()) :]]
-    function = getattr(importlib.import_module(COMMANDS[name].module), COMMANDS[name].function)
-    if name == "train":
-        function(_train_config(function, options))
-    else:
-        function(**_parse(_command_parser(name, function), options))
+    config, arguments = ([_train_config(options)], {}) if name == "train" else ([], _arguments(name, options))
+    getattr(importlib.import_module(COMMANDS[name].module), COMMANDS[name].function)(*config, **arguments)
     return 0
 
 
@@ -214,195 +216,203 @@ def _list(names: list[str]) -> str:
     return "\n".join(f"  {name:{width}}  {COMMANDS[name].help}" for name in names)
 
 
-def _command_parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
-    """The parser of a command other than `train`: the parameters of its function."""
-    parser, command = _parser(name, function), COMMANDS[name]
-    default: dict[str, Any] = {"default": []} if command.nargs == "*" else {}
+class CommandParser(argparse.ArgumentParser):
+    """Options with dots in their names. Only what is given is in the result."""
+
+    def __init__(self, name: str, description: str = "", add_help: bool = True) -> None:
+        super().__init__(
+            prog=f"logpast {name}",
+            description=description.replace("%", "%%"),
+            formatter_class=argparse.RawDescriptionHelpFormatter,  # examples in the docstring can be copied
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+            add_help=add_help,
+        )
+        self.flags: set[str] = {"--help"}
+        self.known = ["--help"]
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help")
+
+    def add(self, title: str, parameters: dict[str, Parameter], several: bool, required: bool = True) -> None:
+        """A group of options. With `several`, lists may be several words; else they need brackets."""
+        group = self.add_argument_group(title)
+        for name, (kind, default, text) in parameters.items():
+            choices = re.match(r"Literal\[(.*?)\]", kind)
+            a_list = several and kind.startswith("list[str]")
+            facts = [] if choices else [kind.removesuffix(" | None")]
+            if default is None:
+                facts.append("required")
+            elif value := re.fullmatch(r"(?:Path\()?'?([^'()]+)'?\)?", default.replace("None", "")):
+                facts.append(f"default: {value[1]}")
+            metavar = "{" + re.sub("[' ]", "", choices[1]) + "}" if choices else name.rpartition(".")[2].upper()
+            group.add_argument(
+                f"--{name}",
+                dest=name,
+                nargs="+" if a_list else None,
+                action="extend" if a_list else "store",
+                required=required and default is None,
+                metavar="{true,false}" if kind in FLAGS else metavar,
+                help=f"{text} ({', '.join(facts)})".removesuffix(" ()").replace("%", "%%"),
+            )
+            self.known.append(f"--{name}")
+            if kind in FLAGS:
+                self.flags.add(f"--{name}")
+
+    def parse(self, words: list[str]) -> dict[str, Any]:
+        """The words of each option."""
+        return vars(self.parse_args([self._checked(*pair) for pair in pairwise([*words, ""])]))
+
+    def _checked(self, word: str, following: str) -> str:
+        """The word; `--dry_run` alone becomes `--dry_run=true`. An unknown option or one without value is an error."""
+        option, given, _ = word.partition("=")
+        if not option.startswith("--") or " " in word or option == "--help":
+            return word
+        if option not in self.known:
+            if section := [name for name in self.known if name.startswith(f"{option}.")]:
+                raise UserError(f"{option} holds several settings; write {section[0]} VALUE, or see {self.prog} --help")
+            raise UserError(f"unknown option {option}; {suggest(option, self.known)}")
+        if option in self.flags:
+            return word if given or following in ("true", "false") else f"{option}=true"
+        # a value may start with a dash if it is a number or contains a space
+        is_option = re.match(r"--?[^-\s\d.]\S*$", following) and following.partition("=")[0] not in self.known
+        if is_option and not given:
+            raise UserError(
+                f"{option} is given without a value; write {option}={following} if {following} is the value"
+            )
+        return word
+
+
+def command_parser(name: str) -> CommandParser:
+    """The options of a command other than `train`."""
+    command = COMMANDS[name]
+    description, parameters = function_parameters(command.module, command.function)
+    parser = CommandParser(name, description)
     if command.positional:
-        parser.add_argument(
-            command.positional,
-            nargs=command.nargs,
-            type=str if command.nargs else Path,
-            metavar=command.metavar,
-            help=_help_of(function, command.positional),
-            **default,
-        )
-    if command.texts:
-        parser.add_argument(
-            f"--{command.texts}",
-            nargs="+",
-            action="extend",
-            type=str,
-            metavar="TEXT",
-            help=_help_of(function, command.texts),
-        )
-    skip: set[str | int] = {name for name in (command.positional, command.texts) if name}
-    parser.add_function_arguments(function, skip=skip, fail_untyped=True)
+        text = parameters.pop(command.positional).help.replace("%", "%%")
+        parser.add_argument(command.positional, nargs=command.nargs, metavar=command.metavar, help=text)
+    parser.add("settings", parameters, several=not command.positional)
     return parser
 
 
-def _parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
-    import argparse
-    import inspect
+def _arguments(name: str, words: list[str]) -> dict[str, Any]:
+    """The arguments of a command other than `train`."""
+    from logpast.util.validation import types_of
 
-    import jsonargparse
-
-    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    text = inspect.cleandoc(function.__doc__ or "")
-    description = text.partition("\n\nArgs:")[0].partition("\n\nReturns:")[0]
-
-    class HelpFormatter(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
-        """Keeps the line breaks of the docstring, so that its examples can be copied."""
-
-    return jsonargparse.ArgumentParser(
-        prog=f"logpast {name}", description=description, formatter_class=HelpFormatter, exit_on_error=False
-    )
+    command, given = COMMANDS[name], command_parser(name).parse(words)
+    kinds = types_of(getattr(importlib.import_module(command.module), command.function))
+    return {
+        key: _value(key if key == command.positional else f"--{key}", word, kinds[key], literal=key == command.texts)
+        for key, word in given.items()
+    }
 
 
-def _parse(parser: ArgumentParser, argv: list[str]) -> dict[str, Any]:
-    """The values of the options. A mistake is a UserError of one line."""
-    from argparse import ArgumentError
-
-    _title_groups(parser)
-    _check_options(parser, argv)
-    try:
-        values = parser.parse_args(_expand_flags(parser, argv)).as_dict()
-    except ArgumentError as error:
-        raise UserError(f"{one_line(error, '--')}; see {parser.prog} --help") from None
-    values.pop("config", None)
-    return values
-
-
-def _title_groups(parser: ArgumentParser) -> None:
-    """Headings of the help: the settings of each section of a recipe. `--data CONFIG` itself is not offered."""
-    from argparse import SUPPRESS
-
-    for group in parser._action_groups:
-        section = next((action for action in group._group_actions if action.metavar == "CONFIG"), None)
-        if section:
-            section.help = SUPPRESS
-            group.title = f"settings of {section.dest}: {group.title}"
-        elif group.title not in ("positional arguments", "options"):  # the function's first line, printed above
-            group.title = "settings"
-
-
-def _check_options(parser: ArgumentParser, argv: list[str]) -> None:
-    """An error for an option without its value, and for an unknown option, with the nearest name."""
-    known = [option for action in parser._actions for option in action.option_strings]
-    with_value = {name for a in parser._actions if a.nargs in (None, "+") for name in a.option_strings} - _flags(parser)
-    for option, word in pairwise(argv):  # a value may start with a dash if it is a number or contains a space
-        if option in with_value and re.match(r"--?[^-\s\d.]\S*$", word) and word.partition("=")[0] not in known:
-            raise UserError(f"{option} is given without a value; write {option}={word} if {word} is the value")
-    for word in argv:
-        option = word.partition("=")[0].removesuffix("+")
-        if option.startswith("--") and " " not in word and option not in known:
-            raise UserError(f"unknown option {option}; {suggest(option, known)}")
-
-
-def _expand_flags(parser: ArgumentParser, argv: list[str]) -> list[str]:
-    """`--dry_run` alone means `--dry_run=true`."""
-    flags = _flags(parser)
-    return [
-        f"{word}=true" if word in flags and following not in ("true", "false") else word
-        for word, following in zip(argv, [*argv, ""][1:], strict=True)
-    ]
-
-
-def _join_lists(parser: ArgumentParser, argv: list[str]) -> list[str]:
-    """`--freeze table norm` as `--freeze=["table", "norm"]`. Only for parsers without positional arguments."""
-    actions = [action for action in parser._actions if getattr(action, "_typehint", None) == list[str]]
-    for action in actions:
-        action.metavar = "NAME ..."  # in the help
-    lists = {name for action in actions for name in action.option_strings}
-    joined, words = list[str](), list(argv)
-    while words:
-        word = words.pop(0)
-        values = list[str]()
-        while word in lists and words and not words[0].startswith("-"):
-            values.append(words.pop(0))
-        given_as_list = len(values) == 1 and values[0].startswith("[") and values[0].endswith("]")
-        joined += [word, *values] if given_as_list or not values else [f"{word}={json.dumps(values)}"]
-    return joined
-
-
-def _flags(parser: ArgumentParser) -> set[str]:
-    """The options that are true or false."""
-    actions = [a for a in parser._actions if getattr(a, "_typehint", None) in (bool, bool | None)]
-    return {name for action in actions for name in action.option_strings}
-
-
-def _train_config(function: Callable[..., Any], argv: list[str]) -> Any:
-    """The config of `train`: recipes and options. Which model options there are depends on the system they name."""
+def _value(option: str, given: str | list[str], kind: Any, literal: bool = False) -> Any:
+    """The value of an option: [a, b] is a list, and true, false and null are no texts, unless it is `literal`."""
     import yaml
 
-    from logpast.models import SYSTEMS
-    from logpast.training.config import LENGTH, TrainConfig
-    from logpast.training.recipes import add_settings, fit_to_system, shipped_recipes
+    from logpast.util.validation import validate_value
 
-    system, recipes, options = _system_and_recipes(argv)
-    parser = _parser("train", function)
-    shipped = [name for name in shipped_recipes() if not name.startswith(("rivals-", "sweep-"))]  # not for train
-    parser.add_argument(
-        "--config",
-        action="config",
-        help=f"a YAML file, or the name of a shipped recipe: {', '.join(shipped)}; options and later recipes override "
-        "earlier ones",
-    )
-    parser.add_argument(
-        "--model.system", default=system, type=str, help=f"or --model NAME: the system, {', '.join(SYSTEMS)}"
-    )
-    add_settings(parser, system)
-    options = _join_lists(parser, options)
-    has_length = any(word.partition("=")[0] in ("--steps", "--epochs") for word in options)
-    for file, recipe in recipes[::-1]:
-        if has_length:  # steps replace the epochs of an earlier recipe, and the reverse
-            recipe = {name: value for name, value in recipe.items() if name not in LENGTH}
-        has_length = has_length or any(recipe.get(name) is not None for name in LENGTH)
-        options = ["--config", yaml.safe_dump(fit_to_system(recipe, system, parser, file)), *options]
-    values = _parse(parser, options)
-    values["model"]["system"] = system
-    return TrainConfig.from_dict(values)
+    word = given[0] if isinstance(given, list) and len(given) == 1 else given
+    members = (kind, *get_args(kind))
+    a_list = any(get_origin(each) is list for each in members)
+    if isinstance(word, str) and not literal:
+        constant = {"true": bool, "false": bool, "null": type(None)}.get(word)
+        if constant in members or (a_list and word.startswith("[") and word.endswith("]")):
+            try:
+                return validate_value(option, yaml.safe_load(word), kind, text=True)
+            except yaml.YAMLError:
+                raise UserError(f"{option} cannot be {word!r}; put names with special characters in quotes") from None
+    try:
+        return validate_value(option, given, kind, text=True)
+    except UserError as error:
+        problem = error
+        if a_list and isinstance(given, str) and not given.startswith("["):
+            with suppress(UserError):
+                _value(option, f"[{given}]", kind)
+                problem = UserError(f'{option} cannot be {given!r}; write "[{given}]"')
+        raise problem from None
 
 
-def _system_and_recipes(argv: list[str]) -> tuple[str, list[tuple[str, dict[str, Any]]], list[str]]:
-    """The system that options or recipes name, the recipes, and all other options.
+def _train_config(words: list[str]) -> TrainConfig:
+    """The config of `train`, from recipes and options.
 
-    Without a recipe, that of the model that --init_from names.
+    Which model options there are depends on the system that options or recipes name.
     """
-    from logpast.models import known_system
-    from logpast.training.init_from import open_source
     from logpast.training.recipes import read_recipe
 
-    system, source, recipes, options = None, None, [], []
-    words = iter(argv)
-    for word in words:
-        option, given, value = word.partition("=")
-        if option in SECTION_EXAMPLES:
-            raise UserError(f"{option} holds several settings; write {SECTION_EXAMPLES[option]}, or see train --help")
-        if option not in ("--model", "--model.system", "--config", "--init_from"):
-            options.append(word)
-            continue
-        value = value if given else next(words, "")
-        if not value:
-            raise UserError(f"{option} is given without a value; give one, or leave it out")
-        if option == "--config":
-            recipes.append((value, read_recipe(Path(value))))
-        elif option == "--init_from":
-            source = value
-            options.append(f"--init_from={value}")
-        else:
-            system = value
-    if source and not recipes and not {"-h", "--help"} & set(options):
+    first = CommandParser("train", add_help=False)
+    first.add_argument("--config", action="append", default=[])
+    first.add_argument("--model", "--model.system", dest="system", default=None)
+    first.add_argument("--init_from", default=None)
+    chosen, options = first.parse_known_args(words)
+    recipes, source = [(name, read_recipe(Path(name))) for name in chosen.config], chosen.init_from
+    if source and not recipes and not {"-h", "--help"} & set(words):
+        from logpast.training.init_from import open_source
+
         recipes = [(source, open_source(source).recipe)]
     named = [recipe["model"]["system"] for _, recipe in recipes if "system" in recipe["model"]]
-    return known_system(system or (named[-1] if named else "log_memory")), recipes, options
+    system = ["log_memory", *named][-1] if chosen.system is None else chosen.system
+    if system not in system_configs():
+        raise UserError(f"unknown model {system!r}; {suggest(system, list(system_configs()))}")
+    given = train_parser(system).parse(options)
+    if source is not None:
+        given["init_from"] = source
+    return _merged(system, recipes, given)
 
 
-def _help_of(function: Callable[..., Any], parameter: str) -> str:
-    from docstring_parser import parse
+def train_parser(system: str) -> CommandParser:
+    """The options of `train` with this system."""
+    from logpast.training.recipes import shipped_recipes
 
-    parameters = {p.arg_name: p.description or "" for p in parse(function.__doc__ or "").params}
-    return " ".join(parameters[parameter].split())
+    description, _ = function_parameters(COMMANDS["train"].module, COMMANDS["train"].function)
+    fields = class_fields("logpast.training.config", "TrainConfig")
+    names = ", ".join(name for name in shipped_recipes() if not name.startswith(("rivals-", "sweep-")))  # not for train
+    parser = CommandParser("train", description)
+    parser.add(
+        "recipe and system",
+        {
+            "config": Parameter(
+                "str", "None", f"a YAML file, or the name of a shipped recipe: {names}; options and later recipes "
+                "override earlier ones",
+            ),
+            "model.system": Parameter("str", system, f"or --model NAME: the system, {', '.join(system_configs())}"),
+            "print_config": Parameter("bool", "False", "print all settings as a recipe, and do not train"),
+        },
+        several=True,
+    )  # fmt: skip
+    sections = {
+        "data": ("logpast.training.config", "DataConfig"),
+        "optimizer": ("logpast.training.config", "OptimizerConfig"),
+        "model": system_configs()[system],
+    }
+    parser.add("settings", {key: each for key, each in fields.items() if key not in sections}, True, required=False)
+    for section, config in sections.items():
+        settings = {f"{section}.{key}": each for key, each in class_fields(*config).items()}
+        parser.add(f"settings of {section}: {fields[section].help}", settings, several=True, required=False)
+    return parser
+
+
+def _merged(system: str, recipes: list[tuple[str, dict[str, Any]]], given: dict[str, Any]) -> TrainConfig:
+    """The config of recipes and options, which override them. With --print_config, print it and exit."""
+    from logpast.training.config import LENGTH
+    from logpast.training.recipes import config_from_settings, default_settings, recipe_settings, setting_types
+    from logpast.util.serialization import unflatten
+
+    print_config = given.pop("print_config", "false") == "true"
+    kinds, settings = setting_types(system), dict[str, Any]()
+    options = {name: _value(f"--{name}", word, kinds[name]) for name, word in given.items()}
+    for later in (*(recipe_settings(recipe, system, file) for file, recipe in recipes), options):
+        if any(later.get(name) is not None for name in LENGTH):  # steps replace the epochs of an earlier recipe
+            settings = {name: value for name, value in settings.items() if name not in LENGTH}
+        settings |= later
+    if not print_config:
+        return config_from_settings(settings, system)
+    import yaml
+
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    print(yaml.safe_dump(unflatten({"model.system": system} | default_settings(system) | plain), sort_keys=False))
+    raise SystemExit(0)
 
 
 def _with_underscores(word: str) -> str:

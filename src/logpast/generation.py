@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import math
 import re
 import sys
 import time
@@ -18,14 +17,13 @@ import torch
 
 from logpast.data import Tokenizer, text_files
 from logpast.data.prepare import pieces_of
-from logpast.models.base import check_limit
 from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_model
 from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
 from logpast.util.files import ensure_all_writable
 from logpast.util.progress import progress_bar
-from logpast.util.validation import validate_arguments
+from logpast.util.validation import LongSeed, NonNegativeFloat, PositiveInt, Share, validate_arguments
 
 RESET = "/reset"
 BLOCK = 1 << 16  # bytes read, and characters tokenized, at a time
@@ -36,16 +34,16 @@ def generate(
     checkpoint: Path,
     prompt: str = "",
     prompt_file: Path | None = None,
-    tokens: int = 200,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = 0.95,
+    tokens: PositiveInt = 200,
+    temperature: NonNegativeFloat = 1.0,
+    top_k: PositiveInt | None = None,
+    top_p: Share | None = 0.95,
     stop: list[str] | None = None,
-    samples: int | None = None,
-    seed: int = 0,
+    samples: PositiveInt | None = None,
+    seed: LongSeed = 0,
     echo: bool = True,
     interactive: bool = False,
-    recall_limit: float | None = None,
+    recall_limit: Share | None = None,
     device: str = "auto",
     follow: Path | None = None,
     load_state: Path | None = None,
@@ -102,9 +100,8 @@ def generate(
         interactive session, the text that the model remembers at its end.
     """
     stop = [_valid_utf8(text) for text in stop or []]
-    _check_options(tokens, temperature, top_k, top_p, stop, samples, seed)
-    if recall_limit is not None:
-        check_limit("recall_limit", recall_limit)
+    if "" in stop:
+        raise UserError("stop has an empty text; leave it out, or give the text to stop at")
     if interactive and samples is not None:
         raise UserError("interactive cannot be used with samples")
     _check_files(prompt, prompt_file, follow, interactive)
@@ -218,28 +215,6 @@ def until_stop(pieces: Iterable[str], stop: list[str]) -> Iterator[str]:
         yield held[:safe]
         held = held[safe:]
     yield held
-
-
-def _check_options(
-    tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    stop: list[str],
-    samples: int | None,
-    seed: int,
-) -> None:
-    for name, value in (("tokens", tokens), ("top_k", top_k), ("samples", samples)):
-        if value is not None and value < 1:
-            raise UserError(f"{name} must be at least 1, got {value}")
-    if not 0 <= seed < 2**63:
-        raise UserError(f"seed must be from 0 to 2^63 − 1, got {seed}")
-    if not 0 <= temperature < math.inf:
-        raise UserError(f"temperature must be a number of 0 or above, got {temperature}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise UserError(f"top_p must be above 0 and at most 1, got {top_p}")
-    if "" in stop:
-        raise UserError("stop has an empty text; leave it out, or give the text to stop at")
 
 
 def _check_files(prompt: str, prompt_file: Path | None, follow: Path | None, interactive: bool) -> None:

@@ -19,12 +19,12 @@ import torch
 from logpast.data import TokenStore
 from logpast.evaluation.scoring import score
 from logpast.generation import decode, until_stop
-from logpast.models.base import check_limit
 from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_model
 from logpast.util.environment import cpu_threads, pick_device, thread_count
 from logpast.util.errors import UserError
 from logpast.util.progress import progress_bar
+from logpast.util.validation import Share, validate_value
 
 try:
     from lm_eval.api.model import TemplateLM
@@ -67,8 +67,7 @@ class LogPastLM(TemplateLM):
         self.model.to(self._device).eval()
         self.batch_size = int(batch_size) if str(batch_size).isdigit() else BATCH
         if recall_limit is not None:
-            check_limit("recall_limit", recall_limit)
-            self.model.recall.limit = recall_limit
+            self.model.recall.limit = validate_value("recall_limit", recall_limit, Share)
 
     @property
     def eot_token_id(self) -> int:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from logpast.ledger.row import hash_recipe
 from logpast.models import LogMemoryConfig, RecentConfig
-from logpast.training.config import TrainConfig
+from logpast.training.config import TrainConfig, recorded_settings
 from logpast.training.recipes import (
     SHIPPED,
     config_from_recipe,
@@ -14,9 +15,9 @@ from logpast.training.recipes import (
     read_recipe,
     read_yaml,
     shipped_recipes,
-    validate_section,
 )
 from logpast.util.errors import UserError
+from logpast.util.validation import validate_section
 
 FOR_TRAIN = [name for name in shipped_recipes() if not name.startswith(("rivals-", "sweep-"))]
 
@@ -105,6 +106,27 @@ def test_settings_of_other_systems_are_ignored() -> None:
     recipe = {"run": "r", "data": {"train": "x"}, "steps": 1, "model": {"system": "recent", "slots": 9, "sharpness": 5}}
     assert config_from_recipe(recipe, "recipe.yaml").model == RecentConfig(slots=9)
     assert recipe["model"] == {"system": "recent", "slots": 9, "sharpness": 5}  # unchanged
+
+
+def test_hashes_of_recipes_do_not_change() -> None:
+    """Sweeps find their finished cells by them; a float that is left out or given as 100 is hashed as 100.0."""
+    recipe = {"run": "r", "data": {"train": "x"}, "epochs": 2, "optimizer": {"clip": 0, "learning_rate": "6e-4"}}
+    for model in ({}, {"sharpness": 100}, {"sharpness": "1e2", "slots": 53}):
+        config = config_from_recipe(recipe | {"model": model}, "recipe.yaml")
+        assert hash_recipe(recorded_settings(config)) == "3832eaeeb2027044"
+    assert type(LogMemoryConfig(sharpness=100).sharpness) is int  # as given, in Python
+
+
+def test_a_setting_that_is_given_in_two_forms_is_refused() -> None:
+    recipe = {"run": "r", "data.train": "y", "data": {"train": "x"}, "steps": 1, "model": {}}
+    with pytest.raises(UserError, match=r"recipe.yaml: data.train is given twice"):
+        config_from_recipe(recipe, "recipe.yaml")
+
+
+@pytest.mark.parametrize(("recipe", "name"), [({"data": {"train": "x"}}, "run"), ({"run": "r"}, r"data\.train")])
+def test_missing_settings_are_named(recipe: dict[str, object], name: str) -> None:
+    with pytest.raises(UserError, match=f"recipe.yaml: {name} is missing"):
+        config_from_recipe(recipe | {"model": {}, "steps": 1}, "recipe.yaml")
 
 
 @dataclass

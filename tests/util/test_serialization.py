@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from logpast.util.serialization import flatten, json_safe, to_json
+from logpast.util.serialization import flatten, json_safe, to_json, unflatten
 
 
 def test_json_safe_replaces_what_json_cannot_represent() -> None:
@@ -33,3 +33,8 @@ def test_flatten_joins_nested_keys() -> None:
 def test_flatten_refuses_a_key_in_both_forms() -> None:
     with pytest.raises(ValueError, match=r"model\.slots"):
         flatten({"model.slots": 5, "model": {"slots": 9}})
+
+
+def test_unflatten_is_the_inverse_of_flatten() -> None:
+    values = {"steps": 1, "model": {"slots": 5, "width": 8}, "data": {"train": "x"}}
+    assert unflatten(flatten(values)) == values

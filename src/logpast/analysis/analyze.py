@@ -42,7 +42,7 @@ from logpast.util.errors import UserError
 from logpast.util.files import atomic_folder, atomic_write, ensure_writable, sha256_of, temporary_path
 from logpast.util.progress import ProgressBar, progress_bar
 from logpast.util.serialization import json_safe, to_json
-from logpast.util.validation import validate_arguments
+from logpast.util.validation import LongSeed, PositiveInt, validate_arguments
 from logpast.version import __version__
 
 DECIMALS = 8  # of the nats in analysis.json: readable, and far more precise than any interval
@@ -54,12 +54,12 @@ def analyze(
     data: str | None = None,
     control: Path | None = None,
     out: Path | None = None,
-    limit: int = 300_000,
-    finest: int = 16,
+    limit: PositiveInt = 300_000,
+    finest: PositiveInt = 16,
     counts: str | None = None,
     streams: Streams | None = None,
-    batch_size: int = 16,
-    seed: int = 0,
+    batch_size: PositiveInt = 16,
+    seed: LongSeed = 0,
     device: str = "auto",
     precision: Precision = "float32",
     cache: Path | None = None,
@@ -105,7 +105,6 @@ def analyze(
     given, (_, *options) = locals(), inspect.signature(analyze).parameters.values()
     if is_analysis(checkpoint):
         return _draw_again(checkpoint, [each.name for each in options if given[each.name] != each.default])
-    _validate_numbers(batch_size, limit, finest, seed)
     found = find_checkpoint(checkpoint)
     if data is None:
         raise UserError("give the text to score with --data, such as --data wikitext103:test")
@@ -160,14 +159,6 @@ def analyze(
         warn(store, overlap, "the analysis does not show how the model predicts other text")
     _print_summary(result, out)
     return result
-
-
-def _validate_numbers(batch_size: int, limit: int, finest: int, seed: int) -> None:
-    for name, value in (("batch_size", batch_size), ("limit", limit), ("finest", finest)):
-        if value < 1:
-            raise UserError(f"{name} must be at least 1, got {value}")
-    if not 0 <= seed < 2**63:
-        raise UserError(f"seed must be from 0 to 2^63 − 1, got {seed}")
 
 
 def _require_new(out: Path) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import MinLen
 
 from logpast.data.batching import Streams
-from logpast.training.recipes import read_yaml, validate_section
+from logpast.training.recipes import read_yaml
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_write
-from logpast.util.validation import validate_fields
+from logpast.util.validation import PositiveFloat, PositiveInt, Seed, validate_fields, validate_section
 
 
 @dataclass(frozen=True)
@@ -23,45 +24,28 @@ class Recipe:
     train: str
     validation: str
     test: str
-    systems: dict[str, dict[str, Any]]
+    systems: Annotated[dict[str, dict[str, Any]], MinLen(1)]
     """name in the table -> settings of a model, as in a recipe for `train`; the first sets the number of parameters"""
     tokenizer: str | None = None
     streams: Streams = "document"
     model: dict[str, Any] = field(default_factory=dict)
     """settings that all systems share"""
-    tokens: int = 1_000_000
+    tokens: PositiveInt = 1_000_000
     """training tokens of each system"""
-    seconds: float = 60
+    seconds: PositiveFloat = 60
     """training time of each system, with --budget time"""
-    tokens_per_step: int = 4096
-    learning_rates: tuple[float, ...] = (1e-3,)
+    tokens_per_step: PositiveInt = 4096
+    learning_rates: Annotated[tuple[PositiveFloat, ...], MinLen(1)] = (1e-3,)
     """rates that the search tries for each system"""
-    search_tokens: int = 100_000
+    search_tokens: PositiveInt = 100_000
     """training tokens for each rate of the search"""
-    validation_tokens: int | None = None
-    seeds: tuple[int, ...] = (0,)
+    validation_tokens: PositiveInt | None = None
+    seeds: Annotated[tuple[Seed, ...], MinLen(1)] = (0,)
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    batch_size_when_scoring: int = 16
+    batch_size_when_scoring: PositiveInt = 16
 
     def __post_init__(self) -> None:
         validate_fields(self)
-        for name in ("systems", "learning_rates", "seeds"):
-            if not getattr(self, name):
-                raise UserError(f"{name} is empty; give at least one")
-        for name in ("tokens", "seconds", "tokens_per_step", "search_tokens", "batch_size_when_scoring"):
-            _require_positive(name, getattr(self, name))
-        if self.validation_tokens is not None:
-            _require_positive("validation_tokens", self.validation_tokens)
-        for rate in self.learning_rates:
-            _require_positive("each of learning_rates", rate)
-        for seed in self.seeds:
-            if not 0 <= seed < 2**32:
-                raise UserError(f"each of seeds must be from 0 to 2^32 − 1, got {seed}")
-
-
-def _require_positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise UserError(f"{name} must be above 0, got {value}")
 
 
 def read_recipe(path: Path) -> Recipe:

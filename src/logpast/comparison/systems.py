@@ -10,8 +10,8 @@ from logpast.comparison.recipe import Recipe, file_name
 from logpast.data import TokenStore
 from logpast.data.batching import Lanes, Windows
 from logpast.models import SYSTEMS, LanguageModel, ModelConfig, RecurrentConfig, build, known_system
-from logpast.training.recipes import validate_section
 from logpast.util.errors import UserError
+from logpast.util.validation import validate_section
 
 TOLERANCE = 0.02  # largest relative difference in the number of parameters
 

@@ -44,7 +44,7 @@ from logpast.util.errors import UserError
 from logpast.util.files import atomic_folder
 from logpast.util.progress import progress_bar
 from logpast.util.threads import in_thread
-from logpast.util.validation import validate_arguments
+from logpast.util.validation import PositiveInt, validate_arguments
 from logpast.version import __version__
 
 TO_TRAIN = re.compile(r"bpe-(\d+)")  # name of a tokenizer to be trained
@@ -59,7 +59,7 @@ def prepare(
     sources: list[str],
     out: Path,
     tokenizer: str = "gpt2",
-    workers: int | None = None,
+    workers: PositiveInt | None = None,
     root: Path | None = None,
 ) -> list[TokenStore]:
     """Turn text into a token store: a folder to train on or to score.
@@ -88,8 +88,6 @@ def prepare(
     Returns:
         The stores, one per split.
     """
-    if workers is not None and workers < 1:
-        raise UserError(f"workers must be at least 1, got {workers}")
     out = Path(os.path.abspath(out))
     if os.path.lexists(out):
         raise UserError(f"{out} already exists: choose another --out, or delete it first")

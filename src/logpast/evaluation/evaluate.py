@@ -33,7 +33,7 @@ from logpast.util.errors import UserError
 from logpast.util.files import atomic_write, ensure_all_writable
 from logpast.util.progress import hidden_progress, progress_bar
 from logpast.util.serialization import to_json
-from logpast.util.validation import validate_arguments
+from logpast.util.validation import PositiveInt, validate_arguments
 
 Precision = Literal["float32", "float64", "bfloat16"]
 Accounting = Literal["all", "paper"]
@@ -44,7 +44,7 @@ def evaluate(
     checkpoint: Path,
     data: str,
     json: str | None = None,
-    batch_size: int = 16,
+    batch_size: PositiveInt = 16,
     accounting: Accounting = "all",
     streams: Streams | None = None,
     against: Path | None = None,
@@ -92,7 +92,7 @@ def evaluate(
     Returns:
         The metrics defined in logpast.evaluation.metrics, with intervals over documents if there are at least 10.
     """
-    _check_options(batch_size, save_nats, record, against, json)
+    _check_options(save_nats, record, against, json)
     found = find_model(checkpoint)
     with hidden_progress(quiet):
         store = open_tokens(data, found.load_tokenizer(), cache)
@@ -177,11 +177,7 @@ def _format(value: float) -> str:
     return f"{value:.4f}" if value < 1e9 else f"{value:.4g}"
 
 
-def _check_options(
-    batch_size: int, save_nats: Path | None, record: Path | None, against: Path | None, json: str | None
-) -> None:
-    if batch_size < 1:
-        raise UserError(f"batch_size must be at least 1, got {batch_size}")
+def _check_options(save_nats: Path | None, record: Path | None, against: Path | None, json: str | None) -> None:
     if save_nats is not None and save_nats.suffix != ".npy":
         raise UserError(f"--save_nats must name a file that ends in .npy, got {save_nats}")
     if record is not None and record.suffix != ".jsonl":

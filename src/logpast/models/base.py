@@ -21,7 +21,7 @@ from logpast.kernels.ops import HAS_TRITON
 from logpast.memory.naive import embed
 from logpast.recall import Recall, RecallForm
 from logpast.util.errors import UserError
-from logpast.util.validation import validate_fields
+from logpast.util.validation import Count, PositiveInt, Share, validate_fields
 
 if TYPE_CHECKING:
     from logpast.models.stream import Stream
@@ -33,36 +33,31 @@ State = dict[str, Tensor]  # the batch is the first dimension of each
 class ModelConfig:
     """A decoder's sizes; the defaults are GPT-2 Small with the paper's window."""
 
-    window: int = 256
+    window: PositiveInt = 256
     """m, the number of most recent tokens, seen uncompressed; of a recurrent model, the length of a segment"""
-    layers: int = 12
+    layers: PositiveInt = 12
     """number of transformer blocks"""
-    heads: int = 12
+    heads: PositiveInt = 12
     """attention heads in each block"""
-    width: int = 768
+    width: PositiveInt = 768
     """d, the size of the embeddings"""
-    mlp: int | None = None
+    mlp: PositiveInt | None = None
     """width of the MLP in each block; by default 4 × width"""
-    vocabulary: int | None = None
+    vocabulary: PositiveInt | None = None
     """rows of the embedding table; by default the tokenizer's size, rounded up to a multiple of 64"""
-    recall: int = 0
+    recall: Count = 0
     """how many tokens back to look up what followed the last tokens before, to mix it into predictions; 0: no recall"""
-    recall_orders: int = 4
+    recall_orders: Count = 4
     """the longest match that recall distinguishes, in tokens"""
-    recall_bins: int = 4
+    recall_bins: PositiveInt = 4
     """log-spaced ranges of lags that recall distinguishes"""
     recall_input: bool = True
     """also add embeddings of the tokens that followed the latest matches to the model's input"""
-    recall_limit: float = 1.0
+    recall_limit: Share = 1.0
     """at most this much of each prediction comes from recall's copies; 1: no limit"""
 
     def __post_init__(self) -> None:
         validate_fields(self, "model.")
-        self._at_least(window=1, layers=1, heads=1, width=1, recall=0, recall_orders=0, recall_bins=1)
-        for name in ("mlp", "vocabulary"):
-            if getattr(self, name) is not None:
-                self._at_least(**{name: 1})
-        check_limit("model.recall_limit", self.recall_limit)
         if self.width % self.heads:
             raise UserError(f"model.width ({self.width}) must be a multiple of model.heads ({self.heads})")
 
@@ -71,16 +66,6 @@ class ModelConfig:
         if not self.recall:
             return None
         return RecallForm(self.recall, self.recall_orders, self.recall_bins, self.recall_input)
-
-    def _at_least(self, **bounds: int) -> None:
-        for name, least in bounds.items():
-            if getattr(self, name) < least:
-                raise UserError(f"model.{name} must be at least {least}, got {getattr(self, name)}")
-
-
-def check_limit(name: str, limit: float) -> None:
-    if not 0 < limit <= 1:
-        raise UserError(f"{name} must be above 0 and at most 1, got {limit}")
 
 
 class Recomputable(nn.Module):
@@ -205,12 +190,8 @@ class LanguageModel(nn.Module):
 class RecurrentConfig(ModelConfig):
     """Sizes of a model that carries a state from segment to segment."""
 
-    segments: int = 1
+    segments: PositiveInt = 1
     """consecutive segments in a training step; gradients flow across them if the model allows it"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least(segments=1)
 
 
 class Recurrent(LanguageModel):

@@ -20,18 +20,15 @@ from logpast.kernels.dispatch import add_linear_norm, gelu_linear, self_attentio
 from logpast.models.base import LanguageModel, ModelConfig, Recomputable
 from logpast.util.errors import UserError
 from logpast.util.precision import in_autocast
+from logpast.util.validation import Count
 
 
 @dataclass(frozen=True)
 class TransformerConfig(ModelConfig):
     """A stateless decoder's sizes; the defaults are GPT-2 Small with the paper's window."""
 
-    slots: int = 53
+    slots: Count = 53
     """L, the number of positions before the window; 0 gives the plain transformer"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least(slots=0)
 
 
 class KeyValueCache:

@@ -6,18 +6,21 @@ import math
 import re
 from collections import defaultdict
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Lt
 
 from logpast.data import is_store
 from logpast.data.prepare import TO_TRAIN
 from logpast.ledger.row import hash_recipe
 from logpast.training.config import TrainConfig, recorded_settings
 from logpast.training.recipes import config_from_recipe, find_recipe, read_recipe, read_yaml, validate_recipe
-from logpast.util.errors import UserError, suggest
+from logpast.util.errors import UserError
 from logpast.util.serialization import flatten
+from logpast.util.validation import NonNegativeFloat, validate_section
 
 FINEST = 0.0001  # smallest fraction of a core or a GPU that Ray can assign
 RESERVED = ("run", "resume", "devices")  # set by the sweep: each cell has its own folder, resumes, and has one device
@@ -28,7 +31,7 @@ MAX_NAME = 200  # bytes of a cell's name: file systems allow 255, and names of l
 class SweepConfig:
     """The keys of a YAML file for `logpast sweep`."""
 
-    grids: list[dict[str, Any]]
+    grids: list[Any]
     """each maps a field of the recipe to its values, or a name to variants that set several fields; a grid has all
     combinations as cells, and a sweep the cells of all its grids, each once"""
     recipe: str | dict[str, Any] | None = None
@@ -37,9 +40,9 @@ class SweepConfig:
     """text to score on"""
     set: dict[str, Any] = field(default_factory=dict)
     """fields of the recipe to change in all cells"""
-    cpus: float = 1
+    cpus: Annotated[float, Ge(FINEST), Lt(math.inf)] = 1
     """with Ray: cores per cell"""
-    gpus: float | None = None
+    gpus: NonNegativeFloat | None = None
     """with Ray: GPUs per cell, 0.5 for two cells on one; by default 1 if the cluster has any"""
 
     @property
@@ -74,26 +77,11 @@ class Cell:
 def read_config(path: Path) -> SweepConfig:
     """Read and validate the YAML file of a sweep."""
     values = read_yaml(path)
-    known = [f.name for f in fields(SweepConfig)]
     if not isinstance(values, dict) or not isinstance(values.get("grids"), list) or not values["grids"]:
         raise UserError(f"{path} is not a sweep: it needs a list of grids, as in the recipe sweep-toy")
-    for name in values:
-        if name not in known:
-            raise UserError(f"{path}: unknown key {name!r}; {suggest(str(name), known)}")
-    for name, kinds in (
-        ("set", dict),
-        ("test", str),
-        ("recipe", (str, dict)),
-        ("cpus", (int, float)),
-        ("gpus", (int, float)),
-    ):
-        if name in values and (not isinstance(values[name], kinds) or isinstance(values[name], bool)):
-            raise UserError(f"{path}: {name} cannot be {values[name]!r}")
-    config = SweepConfig(**values)
-    if not FINEST <= config.cpus < math.inf:
-        raise UserError(f"{path}: cpus must be at least {FINEST}, got {config.cpus}")
+    config = validate_section(SweepConfig, values, path)
     gpus = config.gpus or 0
-    if not 0 <= gpus < math.inf or 0 < gpus < FINEST or (gpus > 1 and gpus % 1):
+    if 0 < gpus < FINEST or (gpus > 1 and gpus % 1):
         raise UserError(f"{path}: gpus must be 0, from {FINEST} to 1, or a whole number, got {config.gpus}")
     return config
 

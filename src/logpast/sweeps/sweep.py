@@ -32,16 +32,16 @@ from logpast.training.setup import open_data
 from logpast.util.errors import UserError
 from logpast.util.files import ensure_writable, exclusive_lock
 from logpast.util.progress import JobBoard, format_seconds, job_board
-from logpast.util.validation import validate_arguments
+from logpast.util.validation import PositiveFloat, PositiveInt, validate_arguments
 
 
 @validate_arguments
 def sweep(
     recipe: Path,
     out: Path | None = None,
-    jobs: int | None = None,
+    jobs: PositiveInt | None = None,
     address: str | None = None,
-    minutes: float | None = None,
+    minutes: PositiveFloat | None = None,
     dry_run: bool = False,
 ) -> list[dict[str, Any]]:
     """Train and score every cell of a grid, or resume an interrupted sweep.
@@ -68,9 +68,6 @@ def sweep(
     Returns:
         The rows of all finished cells.
     """
-    for name, value in (("jobs", jobs), ("minutes", minutes)):
-        if value is not None and not value > 0:
-            raise UserError(f"{name} must be above 0, got {value}")
     if jobs and address is not None:
         raise UserError("--jobs is for sweeps without Ray; with --address, set cpus and gpus in the YAML file")
     deadline = None if minutes is None else time.monotonic() + 60 * minutes

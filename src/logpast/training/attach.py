@@ -41,7 +41,7 @@ from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import Diverged, UserError
 from logpast.util.files import atomic_folder
 from logpast.util.progress import progress_bar
-from logpast.util.validation import from_saved, validate_arguments
+from logpast.util.validation import PositiveInt, from_saved, validate_arguments
 
 Train = Literal["gates", "slots", "lora", "all"]
 TRAINED = {"gates": ["recall"], "slots": ["recall", "memory"]}  # and the slots' scale; lora and all train these, too
@@ -71,13 +71,13 @@ def attach(
     sharpness: float = 100,
     sink: bool = True,
     train: Train = "gates",
-    steps: int = 300,
-    batch_size: int = 8,
+    steps: PositiveInt = 300,
+    batch_size: PositiveInt = 8,
     tokens: int | None = None,
     learning_rate: float = 3e-3,
     model_learning_rate: float | None = None,
-    lora_rank: int = 8,
-    validation_tokens: int = 65_536,
+    lora_rank: PositiveInt = 8,
+    validation_tokens: PositiveInt = 65_536,
     streams: Streams = "document",
     save_model: bool | None = None,
     seed: int = 0,
@@ -124,7 +124,6 @@ def attach(
     Returns:
         nats per token and perplexity of the model before, with memory, and of the control.
     """
-    _check_options(steps=steps, batch_size=batch_size, lora_rank=lora_rank, validation_tokens=validation_tokens)
     out = Path(os.path.abspath(out))
     if os.path.lexists(out):
         raise UserError(f"{out} already exists: choose another --out, or delete it first")
@@ -172,12 +171,6 @@ def attach(
         (folder / TRAINING).write_text(json.dumps(about, indent=2) + "\n")
     _print(result, attached, out)
     return result
-
-
-def _check_options(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise UserError(f"{name} must be at least 1, got {value}")
 
 
 def _open_texts(

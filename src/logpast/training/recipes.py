@@ -1,25 +1,23 @@
-"""Recipes: settings in YAML files. Finds shipped ones by name, and turns them into validated configs."""
+"""Recipes: settings in YAML files. Finds shipped ones by name, and turns them into validated configs.
+
+Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
-from argparse import ArgumentError
-from copy import deepcopy
-from dataclasses import fields
-from functools import cache
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from logpast.models import SYSTEMS, known_system
-from logpast.training.config import TrainConfig
-from logpast.util.errors import UserError, one_line, suggest
-from logpast.util.serialization import flatten
+from logpast.util.errors import UserError, suggest
+from logpast.util.serialization import flatten, unflatten
+from logpast.util.validation import default_of, types_of, validate_value
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+    from logpast.training.config import TrainConfig  # imports torch, which the help of `train` does without
 
-T = TypeVar("T")
 SHIPPED = Path(__file__).parents[1] / "recipes"
 
 
@@ -84,60 +82,61 @@ def validate_recipe(values: Any, place: object) -> dict[str, Any]:
     return values
 
 
-def add_settings(parser: ArgumentParser, system: str) -> None:
-    """Add all settings of a run of this system to the parser."""
-    parser.add_class_arguments(TrainConfig, skip={"model"}, fail_untyped=True)
-    parser.add_class_arguments(SYSTEMS[system].Config, "model", fail_untyped=True)
+def setting_types(system: str) -> dict[str, Any]:
+    """The types of all settings of a run of this system, by names such as model.slots."""
+    return {name: types_of(kind)[each.name] for name, (kind, each) in _settings(system).items()}
 
 
-def fit_to_system(recipe: dict[str, Any], system: str, parser: ArgumentParser, place: object) -> dict[str, Any]:
-    """The recipe without model settings that only other systems have; a key that no system has is an error."""
-    ours = {f.name for f in fields(SYSTEMS[system].Config)}
-    others = {f.name for other in SYSTEMS.values() for f in fields(other.Config)} - ours
-    model = {name: value for name, value in recipe["model"].items() if name not in others and name != "system"}
-    fitting = recipe | {"model": model}
-    known = [action.dest for action in parser._actions if action.dest != "help"]
-    for key in flatten(fitting):
-        if key not in known:
-            raise UserError(f"{place}: unknown key {key!r}; {suggest(key, known)}")
-    return fitting
+def default_settings(system: str) -> dict[str, Any]:
+    """The settings of a run of this system that have a default."""
+    defaults = {name: default_of(each) for name, (_, each) in _settings(system).items()}
+    return {name: value for name, value in defaults.items() if value is not MISSING}
+
+
+def _settings(system: str) -> dict[str, tuple[type, Field[Any]]]:
+    """All settings of a run of this system, by names such as model.slots: the dataclass and its field."""
+    from logpast.models import SYSTEMS
+    from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
+
+    sections = {"": TrainConfig, "data": DataConfig, "optimizer": OptimizerConfig, "model": SYSTEMS[system].Config}
+    return {
+        f"{section}.{each.name}".removeprefix("."): (kind, each)
+        for section, kind in sections.items()
+        for each in fields(kind)
+        if section or each.name not in sections
+    }
+
+
+def recipe_settings(recipe: dict[str, Any], system: str, place: object) -> dict[str, Any]:
+    """The recipe as {model.slots: 5, …}, without the settings that only other systems have; types are checked."""
+    from logpast.models import SYSTEMS
+
+    kinds = setting_types(system)
+    others = {"model.system"} | {f"model.{f.name}" for other in SYSTEMS.values() for f in fields(other.Config)}
+    try:
+        found = {key: value for key, value in flatten(recipe).items() if key in kinds or key not in others}
+    except ValueError as error:
+        raise UserError(f"{place}: {error}; remove one of the two") from None
+    for key in found.keys() - kinds.keys():
+        raise UserError(f"{place}: unknown key {key!r}; {suggest(key, list(kinds))}")
+    return {key: validate_value(f"{place}: {key}", value, kinds[key], text=True) for key, value in found.items()}
+
+
+def config_from_settings(settings: dict[str, Any], system: str, place: object = "") -> TrainConfig:
+    """The config of settings such as {model.slots: 5, …}."""
+    from logpast.training.config import TrainConfig
+
+    for name in ("run", "data.train"):
+        if name not in settings:
+            raise UserError(f"{place}{name} is missing; give it in the recipe, or as the option --{name}")
+    values = unflatten(settings)
+    return TrainConfig.from_dict({"optimizer": {}} | values | {"model": values.get("model", {}) | {"system": system}})
 
 
 def config_from_recipe(recipe: dict[str, Any], place: object) -> TrainConfig:
     """The config of a recipe, with types checked."""
+    from logpast.models import known_system
+
     system = known_system(recipe["model"].get("system", "log_memory"))
-    parser = _parser_of(system)
-    try:
-        values = parser.parse_object(fit_to_system(deepcopy(recipe), system, parser, place)).as_dict()
-    except ArgumentError as error:
-        raise UserError(f"{place}: {one_line(error)}") from None
-    values["model"]["system"] = system
-    return TrainConfig.from_dict(values)
-
-
-@cache
-def _parser_of(system: str) -> ArgumentParser:
-    import jsonargparse
-
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    add_settings(parser, system)
-    return parser
-
-
-def validate_section(kind: type[T], values: dict[str, Any], place: str) -> T:
-    """A dataclass from a section of a recipe, with names and types checked; empty values count as left out."""
-    import jsonargparse
-
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind, fail_untyped=True)
-    known = [action.dest for action in parser._actions if action.dest != "help"]
-    for name in values:
-        if name not in known:
-            raise UserError(f"{place}: unknown key {name!r}; {suggest(str(name), known)}")
-    try:
-        given = {name: value for name, value in values.items() if value is not None}
-        return kind(**parser.parse_object(given).as_dict())
-    except ArgumentError as error:
-        raise UserError(f"{place}: {one_line(error)}") from None
-    except UserError as error:
-        raise UserError(f"{place}: {error}") from None
+    defaults = recipe_settings(default_settings(system), system, place)  # 100 becomes 100.0, as in the hashes of rows
+    return config_from_settings(defaults | recipe_settings(recipe, system, place), system, f"{place}: ")

@@ -2,7 +2,6 @@
 
 import difflib
 import errno
-import re
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # no space on the disk, or the user's quota is used up
 OUT_OF_MEMORY = (
@@ -38,15 +37,3 @@ def suggest(name: str, known: list[str]) -> str:
 def first_few(names: list[str], most: int = 8) -> str:
     """A list for a message, shortened if it is long: a, b, c and 12 more."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def one_line(error: Exception, prefix: str = "") -> str:
-    """An error of the option parser as one line; `prefix` is put before the option's name."""
-    text = " ".join(str(error).split())
-    wrong = re.search(r'Parser key "([^"]+)".*(?:Given|Got) value: (.*)', text)
-    if not wrong:
-        return text
-    choices = re.search(r"(?:one of|Literal)\s*[(\[]([^)\]]+)[)\]]", text)
-    a_list = "list[str]" in text or ("<class 'list'>" in text and re.fullmatch(r"[-+.,\deE ]+", wrong[2]))
-    fix = f"; it may be {choices[1]}" if choices else f'; write "[{wrong[2]}]"' if a_list else ""
-    return f"{prefix}{wrong[1]} cannot be {wrong[2]!r}{fix}"

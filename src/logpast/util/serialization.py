@@ -37,3 +37,12 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
             raise ValueError(f"{twice[0]} is given twice")
         found |= new
     return found
+
+
+def unflatten(values: dict[str, Any]) -> dict[str, Any]:
+    """{model.slots: 5} as {model: {slots: 5}}; the inverse of `flatten`, for keys of one or two parts."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        (found.setdefault(section, {}) if section else found)[name] = value
+    return found

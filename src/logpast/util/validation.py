@@ -1,23 +1,34 @@
-"""Checks the types of settings that come from Python code, as the command line's parser checks its options.
-
-A misspelt choice or a fractional number of steps is an error. A path may be given as a string, and the reverse.
-"""
+"""Settings and arguments, validated by pydantic. A mistake is a UserError of one line that names the setting."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
-from dataclasses import fields
-from functools import wraps
-from numbers import Real
+from dataclasses import MISSING, Field, fields
+from functools import cache, wraps
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import TypeAdapter, ValidationError
 
 from logpast.util.errors import UserError, suggest
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+PositiveInt = Annotated[int, Ge(1)]
+Count = Annotated[int, Ge(0)]
+Seed = Annotated[int, Ge(0), Lt(2**32)]
+LongSeed = Annotated[int, Ge(0), Lt(2**63)]
+PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
+NonNegativeFloat = Annotated[float, Ge(0), Lt(math.inf)]
+Share = Annotated[float, Gt(0), Le(1)]
+Decay = Annotated[float, Ge(0), Lt(1)]
+Name = Annotated[str, MinLen(1)]
+
+_WORDS = {int: "an int, a whole number", float: "a float, a number", bool: "true or false", str: "text"}
 
 
 def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
@@ -25,9 +36,9 @@ def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        hints, given = get_type_hints(function), inspect.signature(function).bind(*args, **kwargs)
+        kinds, given = types_of(function), inspect.signature(function).bind(*args, **kwargs)
         for name, value in given.arguments.items():
-            given.arguments[name] = validate_value(name, value, hints[name])
+            given.arguments[name] = validate_value(name, value, kinds[name])
         return function(*given.args, **given.kwargs)
 
     return wrapper
@@ -35,10 +46,15 @@ def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 def validate_fields(config: Any, prefix: str = "") -> None:
     """Validate the fields of a frozen dataclass in its __post_init__; messages put `prefix` before a field's name."""
-    hints = get_type_hints(type(config))
-    for each in fields(config):
-        value = validate_value(prefix + each.name, getattr(config, each.name), hints[each.name])
-        object.__setattr__(config, each.name, value)
+    kinds = types_of(config.__class__)
+    for name in (each.name for each in fields(config)):
+        object.__setattr__(config, name, validate_value(prefix + name, getattr(config, name), kinds[name]))
+
+
+@cache
+def types_of(owner: Any) -> dict[str, Any]:
+    """The types of a function's arguments or of a dataclass's fields."""
+    return get_type_hints(owner, include_extras=True)
 
 
 def from_saved(kind: Callable[..., R], values: dict[str, Any], prefix: str = "") -> R:
@@ -51,35 +67,79 @@ def from_saved(kind: Callable[..., R], values: dict[str, Any], prefix: str = "")
     return kind(**values)
 
 
-def validate_value(name: str, value: Any, kind: Any) -> Any:
+def validate_section(kind: Callable[..., R], values: dict[str, Any], place: object) -> R:
+    """A dataclass from a section of a YAML file; empty values count as left out."""
+    kinds = {each.name: types_of(kind)[each.name] for each in fields(kind)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in kinds:
+            raise UserError(f"{place}: unknown key {name!r}; {suggest(str(name), list(kinds))}")
+    defaults = {each.name: default_of(each) for each in fields(kind)}  # type: ignore[arg-type]
+    given = {name: value for name, value in defaults.items() if value is not MISSING}
+    given |= {name: value for name, value in values.items() if value is not None}
+    try:
+        return kind(**{name: validate_value(name, value, kinds[name], text=True) for name, value in given.items()})
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+
+
+def default_of(field: Field[Any]) -> Any:
+    """The default of a dataclass's field, or MISSING."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def validate_value(name: str, value: Any, kind: Any, text: bool = False) -> Any:
     """The value, converted to the type `kind`: a string to a Path or a list of one, a path to a string, 5.0 to 5.
 
-    Only None, strings, choices and whole numbers are checked; other values are returned as they are.
+    With `text`, a string may be a number, as in options and in YAML, where 6e-4 is a string.
     """
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    if value is None and type(None) not in kinds and Any not in kinds:
-        raise UserError(f"{name} is empty; give it a value, or leave it out")
-    if getattr(value, "shape", None) == ():  # a scalar of NumPy or PyTorch
-        value = value.item()
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if isinstance(value, Path) and Path not in kinds:
-        value = str(value)
-    elif isinstance(value, list | tuple) and list[str] in kinds:
-        value = [str(each) if isinstance(each, Path) else each for each in value]
-    elif number and int in kinds and float not in kinds:
-        if value % 1:
-            raise UserError(f"{name} cannot be {value}; it must be a whole number")
-        value = int(value)
+    value = _plain(value)
+    if isinstance(value, str) and not text and list[str] in (kind, *get_args(kind)):
+        value = [value]
+    try:
+        found = _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise UserError(_message(name, value, kind, error)) from None
+    if isinstance(value, bool if text else bool | str) and isinstance(found, int | float) and found is not value:
+        raise UserError(_wrong_type(name, value, kind))
+    return value if type(value) is int and not text else found  # hashes of settings distinguish 100 and 100.0
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _plain(value: Any) -> Any:
+    """Scalars of NumPy and PyTorch as numbers, paths as strings, also in a list."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if getattr(value, "shape", None) == ():
+        return value.item()
+    return str(value) if isinstance(value, Path) else value
+
+
+def _message(name: str, value: Any, kind: Any, error: ValidationError) -> str:
+    first, *others = error.errors()
+    if value is None or first["type"].endswith("too_short"):
+        return f"{name} is empty; give it a value, or leave it out"
+    if others or not first["type"].startswith(("greater_than", "less_than")):
+        return _wrong_type(name, value, kind)
+    text = first["msg"].replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    return f"{name} must be {text.partition(' should be ')[2]}, got {value!r}"
+
+
+def _wrong_type(name: str, value: Any, kind: Any) -> str:
+    kinds = [each for each in _members(kind) if each is not type(None)]
     choices = [choice for each in kinds if get_origin(each) is Literal for choice in get_args(each)]
-    others = [each for each in kinds if get_origin(each) is not Literal and each is not type(None)]
-    if value is None or (others and not isinstance(value, str)):
-        return value
-    if str in kinds or Any in kinds or value in choices:
-        return value
-    if Path in kinds:
-        return Path(value)
-    if list[str] in kinds:
-        return [value]
-    names = " or ".join(getattr(each, "__name__", str(each)) for each in others)
-    fix = suggest(str(value), choices) if choices else f"it must be {names}, not a string"
-    raise UserError(f"{name} cannot be {value!r}; {fix}")
+    words = [_WORDS.get(each) or f"a {(get_origin(each) or each).__name__}" for each in kinds]
+    fix = suggest(str(value), choices) if choices else f"it must be {' or '.join(words)}"
+    return f"{name} cannot be {value!r}; {fix}"
+
+
+def _members(kind: Any) -> list[Any]:
+    """The types of a union, without their limits."""
+    if get_origin(kind) is Annotated:
+        return _members(get_args(kind)[0])
+    if get_origin(kind) in (None, Literal, list, dict, tuple):
+        return [kind]
+    return [member for each in get_args(kind) for member in _members(each)]

@@ -22,6 +22,7 @@ from logpast.models.base import Recurrent, RecurrentConfig, State
 from logpast.models.baselines.transformer_xl import XLBlock, causal_mask
 from logpast.util.errors import UserError
 from logpast.util.precision import accumulation_dtype, in_autocast
+from logpast.util.validation import Count, PositiveInt
 
 Compression = Literal["mean", "max", "conv", "dilated", "most_used"]
 
@@ -30,11 +31,11 @@ Compression = Literal["mean", "max", "conv", "dilated", "most_used"]
 class CompressiveConfig(RecurrentConfig):
     """Compressive Transformer."""
 
-    memory: int = 256
+    memory: Count = 256
     """positions before the segment that each layer caches uncompressed"""
-    compressed: int = 256
+    compressed: Count = 256
     """compressed positions that each layer keeps before those"""
-    rate: int = 4
+    rate: PositiveInt = 4
     """c, the number of positions that become one compressed position"""
     compression: Compression = "conv"
     """mean or max of a group, conv (one kernel over a group), dilated (several, which also see the previous group), or
@@ -42,7 +43,6 @@ class CompressiveConfig(RecurrentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least(memory=0, compressed=0, rate=1)
         if self.window % self.rate:
             raise UserError(f"model.window ({self.window}) must be a multiple of model.rate ({self.rate})")
 

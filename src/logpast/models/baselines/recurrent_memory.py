@@ -31,20 +31,17 @@ from logpast.models.baselines.transformer_xl import (
 )
 from logpast.models.decoder import Attention, Block, KeyValueCache, run_blocks
 from logpast.util.precision import accumulation_dtype, in_autocast
+from logpast.util.validation import PositiveInt
 
 
 @dataclass(frozen=True)
 class RecurrentMemoryConfig(RecurrentConfig):
     """Recurrent Memory Transformer."""
 
-    segments: int = 4
+    segments: PositiveInt = 4
     """consecutive segments in a training step; gradients flow across them through the memory"""
-    memory_tokens: int = 10
+    memory_tokens: PositiveInt = 10
     """n, the number of vectors that are carried from segment to segment"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least(memory_tokens=1)
 
 
 class MemoryAttention(Attention):
@@ -108,14 +105,10 @@ class RecurrentMemoryTransformer(Recurrent):
 class TransformerXLRecurrentMemoryConfig(TransformerXLConfig):
     """Transformer-XL with the memory of the Recurrent Memory Transformer."""
 
-    segments: int = 4
+    segments: PositiveInt = 4
     """consecutive segments in a training step; gradients flow across them through the memory tokens"""
-    memory_tokens: int = 10
+    memory_tokens: PositiveInt = 10
     """n, the number of vectors that are carried from segment to segment"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least(memory_tokens=1)
 
 
 class MemoryRelativeAttention(RelativeAttention):

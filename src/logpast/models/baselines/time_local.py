@@ -41,10 +41,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le, Lt
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -53,9 +54,10 @@ from logpast.kernels.dispatch import gelu_linear
 from logpast.models.base import Recomputable, Recurrent, RecurrentConfig, State
 from logpast.util.errors import UserError
 from logpast.util.precision import accumulation_dtype, full_precision, in_autocast
+from logpast.util.validation import PositiveFloat, PositiveInt
 
 CHUNK = 64  # tokens per chunk: with fewer the integrators are projected more often, with more the scores are larger
-MOST_SHARP = 16  # the state grows with k; for sharper filters use log_memory, which keeps the tokens
+Sharpness = Annotated[int, Ge(1), Le(16)]  # the state grows with k; for sharper filters use log_memory
 FARTHEST = 2**30  # the last peak, in tokens
 
 
@@ -63,24 +65,17 @@ FARTHEST = 2**30  # the last peak, in tokens
 class TimeLocalConfig(RecurrentConfig):
     """The time-local transformer."""
 
-    slots: int = 30
+    slots: PositiveInt = 30
     """L, the number of entries of each layer's timeline"""
-    sharpness: int = 4
+    sharpness: Sharpness = 4
     """k: larger values give narrower filters and a larger state (k + 1 vectors per entry)"""
-    spacing: float = 1 / 3
+    spacing: PositiveFloat = 1 / 3
     """c: each peak is 1 + c times as far back as the one before; 30 slots reach 4,200 tokens"""
-    first_peak: float = 1.0
+    first_peak: Annotated[float, Ge(1), Lt(math.inf)] = 1.0
     """τ* of the nearest entry, in tokens"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least(slots=1, sharpness=1)
-        if self.sharpness > MOST_SHARP or self.sharpness % 1:
-            raise UserError(f"model.sharpness must be a whole number up to {MOST_SHARP}, got {self.sharpness}")
-        if not 0 < self.spacing < math.inf:
-            raise UserError(f"model.spacing must be a finite number above 0, got {self.spacing}")
-        if not 1 <= self.first_peak < math.inf:
-            raise UserError(f"model.first_peak must be at least 1 (the previous token), got {self.first_peak}")
         if math.log(self.first_peak) + (self.slots - 1) * math.log1p(self.spacing) > math.log(FARTHEST):
             raise UserError(
                 f"model.slots ({self.slots}) with model.spacing={self.spacing:.4g} reach back more than "

@@ -20,22 +20,17 @@ from torch.nn import functional as F
 from logpast.kernels.dispatch import gelu_linear
 from logpast.models.base import Recomputable, Recurrent, RecurrentConfig, State
 from logpast.util.precision import accumulation_dtype, in_autocast
+from logpast.util.validation import Count
 
 
 @dataclass(frozen=True)
 class TransformerXLConfig(RecurrentConfig):
     """Transformer-XL."""
 
-    memory: int = 256
+    memory: Count = 256
     """positions before the segment that each layer caches in training"""
-    memory_when_scoring: int | None = None
+    memory_when_scoring: Count | None = None
     """the same for scoring and generation; by default as in training"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least(memory=0)
-        if self.memory_when_scoring is not None:
-            self._at_least(memory_when_scoring=0)
 
 
 class RelativeAttention(nn.Module):
