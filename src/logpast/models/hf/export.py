@@ -26,6 +26,7 @@ from logpast.models.hf import LogPastConfig, LogPastForCausalLM
 from logpast.reporting.tables import Table, as_markdown
 from logpast.training.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
 from logpast.training.config import DataConfig, TrainConfig, recorded_settings
+from logpast.util import schema
 from logpast.util.environment import revision
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_folder, atomic_write, sha256_of
@@ -265,6 +266,6 @@ def _training_of(folder: Path, model: LogPastForCausalLM, tokenizer: Tokenizer) 
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    with ledger.reading(f"{file} is not the JSON of a Hugging Face model"):
-        content: dict[str, Any] = dict(ledger.parse_json(file.read_text(encoding="utf-8")))
+    with schema.reading(f"{file} is not the JSON of a Hugging Face model"):
+        content: dict[str, Any] = dict(schema.parse_json(file.read_text(encoding="utf-8")))
     return content
