@@ -217,7 +217,9 @@ def validate(row: dict[str, Any], *required: str) -> None:
     if not (required or is_run(row)):
         return
     if row.get("schema", SCHEMA) != SCHEMA:
-        raise ValueError(f"schema is {reprlib.repr(row['schema'])}, not {SCHEMA}; upgrade logpast if a newer one wrote it")
+        raise ValueError(
+            f"schema is {reprlib.repr(row['schema'])}, not {SCHEMA}; upgrade logpast if a newer one wrote it"
+        )
     for name in (*required, *(MEASURED if "comparison" in row else ())):
         if name not in row:
             raise ValueError(f"it has no {name}, which is needed here")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import secrets
@@ -16,6 +15,7 @@ from glob import escape
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import lock_descriptor
 from safetensors import SafetensorError
 
 from logpast.util.errors import DISK_FULL, UserError
@@ -93,9 +93,7 @@ def temporary_path(target: Path, purpose: str = "") -> Path:
 def try_lock(file: IO[Any] | int, wait: bool = False) -> bool:
     """Lock an open file; False if another process holds it. On a file system without locks it always succeeds."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
+        return lock_descriptor(file if isinstance(file, int) else file.fileno(), blocking=wait)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise

@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import NotRequired, TypedDict
@@ -20,6 +20,7 @@ from logpast.util.errors import UserError
 
 __all__ = ["Columns", "describe", "parse_json", "reading", "schema", "validate"]
 
+T = TypeVar("T")
 STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)  # no conversions; unknown keys are kept
 
 
@@ -58,12 +59,14 @@ def _columns(kind: Any, value: Any) -> Iterator[list[Any]]:
                 yield from _columns(each, value[key])
 
 
-def validate(adapter: TypeAdapter[Any], value: Any) -> None:
-    """A ValueError that names the first field that is missing or wrong. The value itself is not changed."""
+def validate(adapter: TypeAdapter[T], value: Any) -> T:
+    """The value as it is. A ValueError names the first field that is missing or wrong."""
     try:
         adapter.validate_python(value)
     except ValidationError as error:
         raise ValueError(describe(error)) from None
+    found: T = value
+    return found
 
 
 def describe(error: ValidationError) -> str:
@@ -107,7 +110,7 @@ def reading(problem: str, fix: str = "fix or remove it") -> Iterator[None]:
     except UserError:
         raise
     except KeyError as error:
-        raise UserError(f"{problem}: it has no {error}; {fix}") from None
+        raise UserError(f"{problem}: it has no {error.args[0]}; {fix}") from None
     except OSError as error:
         if error.filename is None or isinstance(error, FileNotFoundError):
             raise  # the caller knows better what to say of a missing file
