@@ -508,6 +508,11 @@ def _ours(results: Path) -> str:
     return "\n\n".join(parts)
 
 
+def _row_fields(results: Path) -> str:
+    fields = [[f"`{field.name}`", "yes" if field.required else "", field.meaning] for field in ledger.FIELDS]
+    return as_markdown(Table(["field", "required", "content"], fields))
+
+
 # Sweeps: pairs of a memory and its control
 
 
@@ -661,6 +666,7 @@ def _with_interval(part: dict[str, Any], what: str) -> list[str]:
 
 
 VIEWS: dict[str, View] = {
+    "row-fields": _row_fields,
     "demo-summary": _demo_summary,
     "demo-text": _demo_text,
     "demo-text-gains": _demo_text_gains,

@@ -85,7 +85,7 @@ class Board:
         except OSError as error:
             self.ended = True
             problem = f"cannot write {self.path}: {error.strerror}"
-            print(f"logpast: warning: {problem}; TensorBoard shows no later numbers, log.jsonl has them", file=sys.stderr)
+            print(f"logpast: warning: {problem}; TensorBoard gets no more numbers, log.jsonl does", file=sys.stderr)
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
