@@ -15,7 +15,6 @@ from logpast.ledger import row as ledger
 from logpast.ledger.row import FIELDS
 from logpast.models import build, config_from_dict
 from logpast.training.config import TrainConfig
-from logpast.util import schema
 from logpast.util.errors import UserError
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -171,19 +170,3 @@ def test_lines_that_are_not_rows_are_reported(line: str, problem: str, tmp_path:
 def test_other_measurements_are_not_validated(tmp_path: Path) -> None:
     lines = [{"step": 1, "loss": 3.0}, {"scores": 3}, {"recipe": "demo"}]
     assert ledger.read(write(tmp_path / "log.jsonl", *lines)) == lines
-
-
-@pytest.mark.parametrize(
-    "error", [KeyError("name"), TypeError("name"), ZeroDivisionError("name"), RecursionError("name")]
-)
-def test_reading_turns_errors_of_parsing_into_one_line(error: Exception) -> None:
-    with (
-        pytest.raises(UserError, match=r"^f\.json is damaged: .*name.*; fix it$"),
-        schema.reading("f.json is damaged", "fix it"),
-    ):
-        raise error
-
-
-def test_reading_leaves_a_missing_file_to_the_caller() -> None:
-    with pytest.raises(FileNotFoundError), schema.reading("x"):
-        Path("/nowhere").read_text()
