@@ -15,7 +15,8 @@ KIND = {"a": {"b": [int], "c?": float | None}, "columns?": schema.Columns({"x": 
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        ([], "dictionary"), ({}, "it has no a"), ({"a": {}}, r"it has no a\.b"), ({"a": {"b": [1, "2"]}}, r"a\.b\.1 is '2'"),
+        ([], "dictionary"), ({}, "it has no a"), ({"a": {}}, r"it has no a\.b"),
+        ({"a": {"b": [1, "2"]}}, r"a\.b\.1 is '2'"),
         ({"a": {"b": [True]}}, r"a\.b\.0"), ({"a": {"b": [], "c": "x"}}, r"a\.c is 'x'"),
         ({"a": {"b": []}, "columns": {"x": [1], "y": {"z": []}}}, "columns: .*equally long"),
     ],
