@@ -25,6 +25,7 @@ from logpast.paper.accounting import accounting_table
 from logpast.paper.ours import ours_table
 from logpast.reporting.differences import NEGATIVE_IS_LOWER, in_words, signed
 from logpast.reporting.tables import Table, as_markdown
+from logpast.util import schema
 from logpast.util.errors import UserError
 from tools import gap
 
@@ -39,8 +40,8 @@ def read_table(results: Path, file: str) -> dict[str, Any]:
     if file in COMPARISONS:
         return comparison_table.values(_rows(results, file, "comparison"))
     path = results / f"{file}.json"
-    with ledger.reading(f"{path} is not a table of results"):
-        table = ledger.parse_json(path.read_text(encoding="utf-8"))
+    with schema.reading(f"{path} is not a table of results"):
+        table = schema.parse_json(path.read_text(encoding="utf-8"))
     if not isinstance(table, dict):
         raise UserError(f"{path} is not a table of results: it should be {{…}}; restore it")
     return table
@@ -273,7 +274,7 @@ def _controls(results: Path) -> str:
 def _recall_pilots(results: Path) -> str:
     """One row per form, best first: loss on both validation texts, and their mean minus that of the form `base`."""
     log = (results / "logs" / "recall-pilots" / "validation.jsonl").read_text(encoding="utf-8")
-    validation = {line["run"]: line["validation_loss"] for line in map(ledger.parse_json, log.splitlines())}
+    validation = {line["run"]: line["validation_loss"] for line in map(schema.parse_json, log.splitlines())}
     return _forms(results, "recall-pilots", validation)
 
 
@@ -508,6 +509,11 @@ def _ours(results: Path) -> str:
     return "\n\n".join(parts)
 
 
+def _row_fields(results: Path) -> str:
+    fields = [[f"`{field.name}`", "yes" if field.required else "", field.meaning] for field in ledger.FIELDS]
+    return as_markdown(Table(["field", "required", "content"], fields))
+
+
 # Sweeps: pairs of a memory and its control
 
 
@@ -672,6 +678,7 @@ def _streaming(results: Path, file: str) -> str:
 
 
 VIEWS: dict[str, View] = {
+    "row-fields": _row_fields,
     "demo-summary": _demo_summary,
     "demo-text": _demo_text,
     "demo-text-gains": _demo_text_gains,

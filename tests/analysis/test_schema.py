@@ -69,7 +69,7 @@ def test_wrong_value_is_named(place: str, value: object, result: dict[str, Any])
 def test_missing_value_is_named(place: str, result: dict[str, Any]) -> None:
     *path, last = place.split(".")
     del reduce(getitem, path, result)[last]
-    with pytest.raises(ValueError, match=f"{place} is missing"):
+    with pytest.raises(ValueError, match=f"it has no {place}"):
         validate(result)
 
 

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from logpast.data import Counts, TokenStore, is_store, open_tokens, train_bpe
 from logpast.data.prepare import prepare
 from logpast.util.errors import UserError
+from logpast.util.files import sha256_of
 
 
 def edit(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
@@ -35,13 +37,16 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a name": (edit("documents.tsv", lambda content: content.replace(b"a.txt", b"b.txt")), "documents.tsv.*SHA-256"),
     "half a json": (edit("store.json", lambda content: content[:50]), "damaged"),
     "another json": (edit("store.json", lambda content: b"[1]"), "damaged"),
-    "another format": (edit_json(format="mine"), "mine 1, not logpast token store 1"),
-    "newer": (edit_json(version=2), "logpast token store 2, not logpast token store 1"),
+    "another format": (edit_json(format="mine"), "store.json: format .*mine"),
+    "newer": (edit_json(version=2), "store.json: version is 2"),
     "words": (edit_json(words=99), "documents.tsv .*words=3.*words=99"),
     "tokens": (edit_json(tokens=5), "tokens.bin has 8 bytes, not 10"),
-    "dtype": (edit_json(dtype="<f4"), "dtype <f4"),
+    "dtype": (edit_json(dtype="<f4"), "store.json: dtype .*<f4"),
     "tokenizer": (edit_json(tokenizer={"name": "gpt2"}), "damaged"),
-    "no checksums": (edit_json(sha256={}), "store.json has no 'tokens.bin'"),
+    "no checksums": (edit_json(sha256={}), r"store.json: it has no sha256\.tokens\.bin"),
+    "a negative count": (edit_json(lines=-1), "store.json: lines is -1"),
+    "a large count": (edit_json(tokens=1e300), "store.json: tokens is 1e[+]300"),
+    "deep nesting": (edit("store.json", lambda content: b"[" * 100_000), "store.json: .*recursion"),
 }
 
 
@@ -54,6 +59,16 @@ def test_damage_is_found_when_a_store_is_opened(damage: Callable[[Path], None], 
     with pytest.raises(UserError, match=names) as error:
         TokenStore.open("out")
     assert re.search(r"^out is damaged: .*; delete it and prepare it again$", str(error.value))
+
+
+def test_an_id_beyond_the_vocabulary_is_found(texts: Path) -> None:
+    (store,) = prepare(["a.txt"], Path("out"))
+    tokens = np.full(4, 60_000, "<u2").tobytes()
+    (store.path / "tokens.bin").write_bytes(tokens)
+    sums = {name: sha256_of(store.path / name) for name in ("tokens.bin", "documents.tsv")}
+    edit_json(sha256=sums)(store.path)
+    with pytest.raises(UserError, match=r"tokens\.bin has the id 60000, beyond the vocabulary of 50257"):
+        TokenStore.open("out")
 
 
 def test_documents_must_follow_each_other(texts: Path) -> None:

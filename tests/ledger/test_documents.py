@@ -16,7 +16,6 @@ from logpast.ledger.documents import (
     validate_documents,
     values,
 )
-from logpast.util.errors import UserError
 
 
 def scores(nats: list[Any], unseen: list[int] | None = None, times: int = 1) -> dict[str, Any]:
@@ -97,7 +96,7 @@ def test_documents_of_another_text_are_reported() -> None:
     validate_documents(scores([2, 2, 2]), of)
     other = scores([1, 1, 1])
     other["by_document"]["tokens"] = [200, 100, 100]
-    with pytest.raises(UserError, match="by_document"):
+    with pytest.raises(ValueError, match="by_document"):
         validate_documents(other, of)
 
 

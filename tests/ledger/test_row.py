@@ -18,9 +18,9 @@ from logpast.training.config import TrainConfig
 from logpast.util.errors import UserError
 
 RESULTS = Path(__file__).parents[2] / "results"
+MEASURED = {"state_bytes": 9, "tokens_per_second": 9.0, "peak_bytes": None}
 COMPARISON = {
-    "system": "a", "budget": "tokens", "learning_rate": 0.1, "attention_length": 9, "state_bytes": 9,
-    "tokens_per_second": 9.0, "peak_bytes": None,
+    "system": "a", "budget": "tokens", "learning_rate": 0.1, "attention_length": 9,
 }  # fmt: skip
 
 
@@ -28,6 +28,7 @@ def changed(path: str, value: Any = None, remove: bool = False) -> dict[str, Any
     """A row with every optional part, and one value replaced or removed."""
     row = scored_row(
         validation_data={"name": "c", "sha256": "3"}, comparison=dict(COMPARISON), sweep={"cell": "c", "key": "k"},
+        **MEASURED,
         scores={
             "ppl_token": 2.718281828, "ppl_word": None, "bits_per_byte": 1, "interval": {"ppl_token": [1.0, None]},
             "by_document": {"nats": [1.0, 2.0], "tokens": [1, 2], "unseen": [0, 0]},
@@ -66,7 +67,7 @@ def test_state_bytes_of_published_rows_are_those_of_the_models() -> None:
 
     for file in sorted(RESULTS.glob("*.jsonl")):
         for row in ledger.read(file):
-            kept = (row if "state_bytes" in row else row.get("comparison", {})).get("state_bytes")
+            kept = row.get("state_bytes")
             if kept is not None:
                 assert state_bytes(json.dumps(row["recipe"]["model"])) == kept, file
 
@@ -102,6 +103,17 @@ def test_optional_fields_may_be_missing(tmp_path: Path) -> None:
     assert ledger.read(write(tmp_path / "rows.jsonl", *rows)) == rows
 
 
+@pytest.mark.parametrize("name", ["state_bytes", "tokens_per_second", "peak_bytes"])
+def test_rows_of_comparisons_need_what_was_measured(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"rows\.jsonl, line 1 .*\b{name}\b"):
+        ledger.read(write(tmp_path / "rows.jsonl", changed(name, remove=True)))
+
+
+def test_rows_of_comparisons_without_a_schema_number_are_migrated(tmp_path: Path) -> None:
+    old = scored_row(comparison=COMPARISON | MEASURED)
+    assert ledger.read(write(tmp_path / "rows.jsonl", old)) == [scored_row(comparison=COMPARISON) | MEASURED]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -113,7 +125,8 @@ def test_optional_fields_may_be_missing(tmp_path: Path) -> None:
         ("scores.stride", "4"), ("scores.training_overlap", True),
         ("scores.by_document", []), ("scores.by_document.nats", 3), ("scores.by_document.nats", [1.0, "x"]),
         ("scores.by_document.tokens", [None, 2]), ("state_bytes", "x"), ("seconds", "1"), ("sweep", 3),
-        ("sweep.key", None), ("comparison", {}), ("comparison.peak_bytes", "x"), ("comparison.tokens_per_second", None),
+        ("sweep.key", None), ("comparison", {}), ("peak_bytes", "x"), ("tokens_per_second", None),
+        ("schema", 2), ("schema", "1"), ("scores.level", "95 %"), ("scores.bootstrap_samples", 1e300),
     ],
 )  # fmt: skip
 def test_values_of_the_wrong_type_are_named(name: str, value: Any, tmp_path: Path) -> None:
@@ -135,7 +148,7 @@ def test_documents_must_add_up_to_the_perplexity(ppl: float | None, tmp_path: Pa
 
 @pytest.mark.parametrize("row", [{}, {"recorded": "by hand"}, scored_row()])
 def test_required_parts_are_named(row: dict[str, Any], tmp_path: Path) -> None:
-    write(tmp_path / "rows.jsonl", scored_row(comparison=COMPARISON), row)
+    write(tmp_path / "rows.jsonl", scored_row(comparison=COMPARISON, **MEASURED), row)
     with pytest.raises(UserError, match=r"rows\.jsonl, line 2 .* comparison"):
         ledger.read(tmp_path / "rows.jsonl", "comparison")
 
@@ -157,19 +170,3 @@ def test_lines_that_are_not_rows_are_reported(line: str, problem: str, tmp_path:
 def test_other_measurements_are_not_validated(tmp_path: Path) -> None:
     lines = [{"step": 1, "loss": 3.0}, {"scores": 3}, {"recipe": "demo"}]
     assert ledger.read(write(tmp_path / "log.jsonl", *lines)) == lines
-
-
-@pytest.mark.parametrize(
-    "error", [KeyError("name"), TypeError("name"), ZeroDivisionError("name"), RecursionError("name")]
-)
-def test_reading_turns_errors_of_parsing_into_one_line(error: Exception) -> None:
-    with (
-        pytest.raises(UserError, match=r"^f\.json is damaged: .*name.*; fix it$"),
-        ledger.reading("f.json is damaged", "fix it"),
-    ):
-        raise error
-
-
-def test_reading_leaves_a_missing_file_to_the_caller() -> None:
-    with pytest.raises(FileNotFoundError), ledger.reading("x"):
-        Path("/nowhere").read_text()

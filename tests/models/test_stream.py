@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from logpast.data import TokenStore
 from logpast.evaluation.scoring import score
@@ -200,3 +202,23 @@ def test_predictions_of_nan_are_an_error() -> None:
     torch.nn.init.constant_(model.table.weight, float("nan"))
     with pytest.raises(UserError, match="diverged"):
         Stream(model, 9).generate(1)
+
+
+DAMAGED_STATES: dict[str, tuple[dict[str, Tensor], str]] = {
+    "an id beyond the vocabulary": ({"ids": torch.full((1, 1), 10_000, dtype=torch.int32)}, "10000, .*vocabulary"),
+    "a negative id": ({"ids": torch.full((1, 1), -1, dtype=torch.int32)}, "-1, .*vocabulary"),
+    "too few ids": ({"lengths": torch.tensor([5, 0])}, "ids"),
+    "no text": ({"ids": torch.zeros((0, 1), dtype=torch.int32)}, "ids"),
+    "ids that are no integers": ({"ids": torch.zeros(1, 1)}, "ids"),
+    "impossible lengths": ({"lengths": torch.tensor([1, 2])}, "lengths"),
+    "a negative length": ({"lengths": torch.tensor([-3, -4])}, "lengths"),
+    "a hash of another type": ({"model": torch.zeros(32)}, "another model"),
+}
+
+
+@pytest.mark.parametrize(("changes", "problem"), DAMAGED_STATES.values(), ids=DAMAGED_STATES)
+def test_a_damaged_state_is_refused_in_words(changes: dict[str, Tensor], problem: str, tmp_path: Path) -> None:
+    model = random_model(RecentConfig(slots=3, **SIZES))
+    save_file(model.stream(12).state() | changes, tmp_path / "state")
+    with pytest.raises(UserError, match=f"{tmp_path / 'state'}: .*{problem}"):
+        Stream.load(model, tmp_path / "state")

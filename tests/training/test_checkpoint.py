@@ -143,11 +143,18 @@ def test_damaged_files_without_checksums_are_refused_in_words(train_config: Trai
     state = json.loads((folder / "state.json").read_text())
     config = (folder / "config.yaml").read_text()
     for file, content, problem in [
-        ("state.json", "[]", "has no step"),
+        ("state.json", "[]", "dictionary"),
         ("state.json", "{", "Expecting property name"),
         ("state.json", json.dumps({name: state[name] for name in state.keys() - {"best"}}), "has no best"),
         ("state.json", json.dumps(state | {"step": None}), "step"),
         ("state.json", json.dumps(state | {"data": {}}), "tokenizer"),
+        ("state.json", json.dumps(state | {"best": {"step": "../../other"}}), r"best\.step is '\.\./\.\./other'"),
+        ("state.json", json.dumps(state | {"best": {"step": 1e300}}), r"best\.step is 1e\+300"),
+        ("state.json", json.dumps(state | {"seconds": None}), "seconds is None"),
+        ("state.json", "[" * 100_000, "recursion"),
+        ("config.yaml", "[" * 5_000, "recursion"),
+        ("config.yaml", "&a [*a]", "dictionary"),
+        ("config.yaml", "{run: x, model: &a {b: *a}}", "model"),
         ("config.yaml", "run: x", "has no model"),
         ("config.yaml", config.replace("slots:", "slotz:"), "slotz"),
     ]:

@@ -62,3 +62,17 @@ def test_tensorboard_shows_each_step_once_after_resuming(train_config: TrainConf
     train(replace(config, resume="auto"))
     shown = EventAccumulator(str(config.run / "tensorboard")).Reload()
     assert [point.step for point in shown.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_ends_tensorboard_with_one_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = Log(tmp_path, tensorboard=True)
+    assert log.board is not None
+    log.board.path = Path("/dev/full")
+    for step in (1, 2):
+        log.write(step, loss=2.0)
+    log.close()
+    warning = capfd.readouterr().err
+    assert "TensorBoard" in warning
+    assert warning.count("\n") == 1
+    assert [record["step"] for record in read_log(tmp_path)] == [1, 2]

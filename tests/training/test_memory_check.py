@@ -1,6 +1,5 @@
 """The memory that a training or a scoring needs at least: below what was measured, and not far below."""
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 
 from logpast.data import TokenStore
 from logpast.evaluation.evaluate import evaluate
+from logpast.ledger import row as ledger
 from logpast.models import (
     LogMemoryConfig,
     ModelConfig,
@@ -26,11 +26,7 @@ from logpast.training.setup import make_fabric
 
 CPU = torch.device("cpu")
 RESULTS = Path(__file__).parents[2] / "results"
-ROWS = {
-    row["comparison"]["system"]: row
-    for row in map(json.loads, (RESULTS / "rivals-pg19.jsonl").read_text().splitlines())
-    if row["comparison"]["peak_bytes"]
-}
+ROWS = {row["comparison"]["system"]: row for row in ledger.read(RESULTS / "rivals-pg19.jsonl") if row["peak_bytes"]}
 
 
 def total(parts: list[Part]) -> int:
@@ -43,7 +39,7 @@ def test_estimates_for_a_gpu_are_30_to_100_percent_of_measured_peaks() -> None:
     for row in ROWS.values():
         config = TrainConfig.from_dict(row["recipe"] | {"run": "run"})
         estimate = total(min_training_memory(config, 1, torch.device("cuda"), compiled=True, processes=1))
-        assert 0.3 < estimate / row["comparison"]["peak_bytes"] < 1
+        assert 0.3 < estimate / row["peak_bytes"] < 1
 
 
 def peak_of(config: TrainConfig) -> int:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,27 @@ def test_atomic_folder_removes_old_leftovers_of_its_own(tmp_path: Path) -> None:
     with atomic_folder(tmp_path / "a[1]"):
         pass
     assert sorted(tmp_path.iterdir()) == sorted([*left[1:], tmp_path / "a[1]"])
+
+
+def test_atomic_folder_removes_what_a_killed_process_left_but_nothing_in_use(tmp_path: Path) -> None:
+    left, used = (tmp_path / f".new.{number:08x}.unfinished" for number in (0, 1))
+    for folder in (left, used):
+        folder.mkdir()
+        os.utime(folder, (time.time() - 10,) * 2)
+    handle = os.open(used, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with atomic_folder(tmp_path / "new"):
+        pass
+    os.close(handle)
+    assert sorted(tmp_path.iterdir()) == [used, tmp_path / "new"]
+
+
+def test_a_folder_that_is_written_is_locked(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "new") as first:
+        os.utime(first, (0, 0))
+        with atomic_folder(tmp_path / "new"):
+            assert first.exists()
+        (tmp_path / "new").rmdir()
 
 
 def test_work_that_can_be_resumed_is_no_leftover(tmp_path: Path) -> None:

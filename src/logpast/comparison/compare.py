@@ -240,11 +240,8 @@ def _run_cell(
         "budget": budget,
         "learning_rate": rate,
         "attention_length": system.attention_length,
-        "state_bytes": entry.pop("state_bytes"),
-        "tokens_per_second": entry.pop("tokens_per_second"),
-        "peak_bytes": entry.pop("peak_bytes"),
     }
-    seconds = steps * system.tokens_per_step / entry["comparison"]["tokens_per_second"]
+    seconds = steps * system.tokens_per_step / entry["tokens_per_second"]
     if budget == "time" and abs(seconds / recipe.seconds - 1) > TIME_TOLERANCE:
         say(
             f"{system.name}, seed {seed}: trained for {seconds:.3g} s instead of {recipe.seconds:g} s, because its "

@@ -88,10 +88,10 @@ class System:
 
     def fastest(self) -> float:
         """Tokens per second of the fastest seed: other work on the machine only slows training down."""
-        return max(row["comparison"]["tokens_per_second"] for row in self.rows)
+        return max(row["tokens_per_second"] for row in self.rows)
 
     def peak_bytes(self) -> int | None:
-        return max(row["comparison"]["peak_bytes"] or 0 for row in self.rows) or None
+        return max(row["peak_bytes"] or 0 for row in self.rows) or None
 
 
 class Column(NamedTuple):
@@ -116,7 +116,7 @@ COLUMNS = (
     Column("training s", lambda system: system.training_seconds(), ",.1f"),
     Column("tokens/s", lambda system: system.fastest(), ",.0f"),
     Column("peak MiB", lambda system: peak / 2**20 if (peak := system.peak_bytes()) else None, ",.0f"),
-    Column("state KiB", lambda system: system.cell["state_bytes"] / 2**10, ",.0f"),
+    Column("state KiB", lambda system: system.rows[0]["state_bytes"] / 2**10, ",.0f"),
     Column("learning rate", lambda system: system.cell["learning_rate"], "g"),
 )
 SHORT = ("ppl_token", "training s", "tokens/s", "state KiB")  # columns that `short` always has
@@ -273,7 +273,7 @@ def draw(rows: list[Row], out: Path) -> None:
         for some, kind in ((finite, "all"), (in_vocabulary, "in-vocabulary")):
             bars.plot(some, [height] * len(some), "o", color=COLOURS[kind], markersize=4, zorder=2)
         if some := in_vocabulary if split else finite:
-            spots[name] = system.cell["state_bytes"] / 2**10, statistics.mean(some)
+            spots[name] = system.rows[0]["state_bytes"] / 2**10, statistics.mean(some)
             states.plot(*spots[name], "o", color=COLOURS["in-vocabulary" if split else "all"])
     bars.set_yticks(range(len(systems)), list(reversed(systems)))
     intervals = too_few(len(of.tokens)) if of.too_few else "bar: 95 % over documents"
@@ -314,7 +314,7 @@ def _label_spots(axis: Any, spots: dict[str, tuple[float, float]]) -> None:
 
 def _seconds(row: Row) -> float:
     """Training time of a row; its train_seconds include validation, which is slow in some systems."""
-    return float(row["train_tokens"] / row["comparison"]["tokens_per_second"])
+    return float(row["train_tokens"] / row["tokens_per_second"])
 
 
 def _title(rows: list[Row]) -> str:

@@ -15,21 +15,30 @@ versions, which kept other line ends, still open.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 
 from logpast.data.tokenizers import Tokenizer, load_tokenizer
 from logpast.util.errors import UserError
 from logpast.util.files import sha256_of
+from logpast.util.schema import parse_json, reading, schema, validate
 
 FORMAT, VERSION = "logpast token store", 1
 COLUMNS = ("start", "tokens", "words", "lines", "bytes", "name")
+STORE: TypeAdapter[dict[str, Any]] = TypeAdapter(
+    schema({
+        "format": Literal[FORMAT], "version": Literal[VERSION], "name": str, "dtype": Literal["<u2", "<u4"],
+        **dict.fromkeys(("tokens", "words", "lines", "bytes", "documents"), NonNegativeInt),
+        "tokenizer": {"name": str, "size": PositiveInt, "eot": NonNegativeInt, "fingerprint": str},
+        "sha256": {"tokens.bin": str, "documents.tsv": str},
+    })
+)  # fmt: skip
 
 Int64 = npt.NDArray[np.int64]
 
@@ -116,10 +125,10 @@ class TokenStore:
         folder = Path(folder)
         if not (folder / "store.json").is_file():
             raise UserError(f"{folder} is not a token store (no store.json): make one with `logpast data prepare`")
-        try:
-            about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
-            if (about["format"], about["version"]) != (FORMAT, VERSION):
-                raise ValueError(f"store.json has format {about['format']} {about['version']}, not {FORMAT} {VERSION}")
+        fix = "delete it and prepare it again"
+        with reading(f"{folder} is damaged: store.json", fix):
+            about = validate(STORE, parse_json((folder / "store.json").read_text(encoding="utf-8")))
+        with reading(f"{folder} is damaged", fix):
             totals = Counts(*(about[field.name] for field in fields(Counts)))
             info = TokenizerInfo(**about["tokenizer"])
             if about["dtype"] != id_dtype(info.size) or not 0 <= info.eot < info.size:
@@ -130,9 +139,8 @@ class TokenStore:
             if documents.counts != totals:
                 raise ValueError(f"documents.tsv adds up to {documents.counts}, store.json says {totals}")
             tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = f"store.json has no {error}" if isinstance(error, KeyError) else str(error)
-            raise UserError(f"{folder} is damaged: {reason}; delete it and prepare it again") from error
+            if (largest := int(tokens.max())) >= info.size:
+                raise ValueError(f"tokens.bin has the id {largest}, beyond the vocabulary of {info.size}")
         return cls(folder, about["name"], tokens, documents, info, about["sha256"]["tokens.bin"])
 
     @classmethod
@@ -184,6 +192,8 @@ def read_documents(path: Path) -> Documents:
 
 def _check(path: Path, about: dict[str, Any], size: int | None = None) -> None:
     """Raise ValueError if the file has changed since the store was written."""
+    if not path.is_file():
+        raise ValueError(f"{path.name} is missing")
     if size is not None and path.stat().st_size != size:
         raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes, not {size:,}")
     if sha256_of(path) != about["sha256"][path.name]:

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logpast.evaluation.metrics import perplexity
-from logpast.ledger.row import reading
 from logpast.reporting import palette
 from logpast.reporting.plots import check_plot_path, escape_label, line_style, remove_frame, write_plot
 from logpast.reporting.tables import Table, as_text
 from logpast.training.log import read_log
 from logpast.util.errors import UserError
+from logpast.util.schema import reading
 from logpast.util.validation import validate_arguments
 
 Points = dict[int, float]  # step -> nats per token

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from logpast.evaluation.metrics import MIN_DOCUMENTS, paired_difference, perplexity
 from logpast.evaluation.vocabulary import UNSEEN
-from logpast.util.errors import UserError
 
 Seeds = Mapping[int, Mapping[str, Any]]  # seed -> scores of its row
 
@@ -61,19 +60,19 @@ class Estimate(NamedTuple):
 
 
 def validate_documents(scores: Mapping[str, Any], of: Documents | None = None) -> None:
-    """A UserError if scores.by_document contradicts itself or the perplexity, or lists other documents than `of`."""
+    """A ValueError if scores.by_document contradicts itself or the perplexity, or lists other documents than `of`."""
     if "by_document" not in scores:
         return
     columns = scores["by_document"]
     nats, tokens = (np.array(columns[name], dtype=np.float64) for name in ("nats", "tokens"))
     if {len(tokens), len(columns.get("unseen", tokens))} != {len(nats)}:
-        raise UserError("the lists of scores.by_document differ in length")
+        raise ValueError("the lists of scores.by_document differ in length")
     if of is not None and len(of.tokens) and not np.array_equal(tokens, of.tokens):
-        raise UserError("scores.by_document has other documents than other rows of the same text")
+        raise ValueError("scores.by_document has other documents than other rows of the same text")
     summed = perplexity(nats.sum(), tokens.sum())  # null, which is infinity in the ledger, becomes NaN
     (expected,) = values({0: scores}, "ppl_token")
     if not math.isnan(summed) and not math.isclose(summed, expected, rel_tol=1e-3):
-        raise UserError(f"scores.by_document adds up to a perplexity of {summed:.4g}, not to scores.ppl_token")
+        raise ValueError(f"scores.by_document adds up to a perplexity of {summed:.4g}, not to scores.ppl_token")
 
 
 def detail(scores: Mapping[str, Any]) -> int:

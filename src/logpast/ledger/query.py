@@ -16,8 +16,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
+
 from logpast.ledger import row as ledger
 from logpast.ledger.row import RESULTS, is_run
+from logpast.util import schema
 from logpast.util.errors import UserError
 from logpast.util.serialization import flatten
 
@@ -34,6 +37,7 @@ LEVELS = ("", "*/", "*/*/")  # below the current folder, where OUTPUTS are looke
 NOTHING_FOUND = f"there are no rows in {RESULTS}, and no sweep or comparison below this folder"
 MAX_VALUES = 6  # listed in an error message
 MAX_LENGTH = 40  # characters of one of them
+BENCHMARK: TypeAdapter[Any] = TypeAdapter(schema.schema({"hardware?": {"name": Any}, "rows?": [dict]}))
 _ABSENT = object()  # unlike null, which a row may hold
 
 
@@ -91,9 +95,9 @@ def read(files: dict[Path, str]) -> list[Entry]:
 def _benchmark(file: Path) -> list[Entry]:
     """The rows of a benchmark's table; its other values as a single row if it has no rows."""
     problem = f"{file} is not a table of results"
-    with ledger.reading(problem):
-        table = ledger.parse_json(file.read_text(encoding="utf-8"))
-        _validate_benchmark(table)
+    with schema.reading(problem):
+        table = schema.parse_json(file.read_text(encoding="utf-8"))
+        schema.validate(BENCHMARK, table)
     about = {name: value for name, value in table.items() if name != "rows"}
     parts = [str(about["what"])] if "what" in about else []
     parts += [str(about["hardware"]["name"])] if "hardware" in about else []
@@ -102,18 +106,8 @@ def _benchmark(file: Path) -> list[Entry]:
     return [_entry(file.stem, title, row, problem) for row in table.get("rows", [about])]
 
 
-def _validate_benchmark(table: Any) -> None:
-    if not isinstance(table, dict):
-        raise TypeError("expected {…}")
-    hardware, rows = table.get("hardware", {"name": ""}), table.get("rows", [])
-    if not isinstance(hardware, dict) or "name" not in hardware:
-        raise TypeError("hardware has no name")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise TypeError("rows should be a list of {…}")
-
-
 def _entry(file: str, title: str, row: dict[str, Any], problem: str) -> Entry:
-    with ledger.reading(problem):  # flatten refuses a value that is given both as a.b and as a: {b}
+    with schema.reading(problem):  # flatten refuses a value that is given both as a.b and as a: {b}
         values = {"file": file} | flatten(row)
     if is_run(row):
         revision = str(row["trained_at_revision"])

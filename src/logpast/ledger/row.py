@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
+import reprlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional
+
+from pydantic import Field as Limits
+from pydantic import TypeAdapter
 
 from logpast.ledger.documents import validate_documents
+from logpast.util import schema
 from logpast.util.errors import UserError
 from logpast.util.files import try_lock
 from logpast.util.serialization import json_safe
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results")  # in a checkout of the repository
 
-INTERVAL = tuple[float | None, float | None]
+SCHEMA = 1  # version of the rows that `row` makes
+MEASURED = ("state_bytes", "tokens_per_second", "peak_bytes")  # of every cell of a sweep or a comparison
+INTERVAL = Annotated[list[float | None], Limits(min_length=2, max_length=2)]
 
 
 class Field(NamedTuple):
@@ -36,13 +40,14 @@ class Field(NamedTuple):
 
     name: str
     type: Any
-    """float is any number, tuple a list of that length; `| None` allows null, which in scores stands for infinity"""
+    """float is any number; `| None` allows null, which in scores stands for infinity"""
     meaning: str
     required: bool = True
     """rows of earlier versions may lack the others"""
 
 
 FIELDS = (
+    Field("schema", int, "version of this list of fields", required=False),
     Field("recorded", str, "time at which the run was scored, UTC", required=False),
     Field("logpast", str, "version that scored the run", required=False),
     Field("scored_at_revision", str, "git commit that scored the run", required=False),
@@ -75,17 +80,19 @@ FIELDS = (
     Field("scores.ppl_token", float | None, "perplexity per token"),
     Field("scores.ppl_word", float | None, "perplexity per word"),
     Field("scores.bits_per_byte", float | None, "bits per byte"),
-    Field("scores.interval", dict | None, "95 % bootstrap intervals over documents; null: too few", required=False),
+    Field("scores.interval", dict | None, "bootstrap intervals over documents; null: too few", required=False),
     Field("scores.interval.ppl_token", INTERVAL, "of that score", required=False),
     Field("scores.interval.ppl_word", INTERVAL, "of that score", required=False),
     Field("scores.interval.bits_per_byte", INTERVAL, "of that score", required=False),
+    Field("scores.level", float, "confidence level of the intervals; before schema 1 it was 0.95", required=False),
+    Field("scores.bootstrap_samples", int, "samples that the intervals come from; before 2,000", required=False),
     Field("scores.stride", int, "stride of overlapping windows; without it windows do not overlap", required=False),
     Field("scores.training_overlap", str, "what the test text has of the training text, if any", required=False),
     Field("scores.by_document", dict, "one list entry per document of the test text", required=False),
     Field("scores.by_document.nats", list[float | None], "negative log-likelihood in nats"),
     Field("scores.by_document.tokens", list[int], "number of scored tokens"),
     Field("scores.by_document.unseen", list[int], "tokens that never occur in the training text", required=False),
-    # cells of a sweep; those of a comparison have the first three under `comparison`
+    # cells of sweeps and comparisons; before schema 1 comparisons had the first three under `comparison`
     Field("state_bytes", int, "state to keep per stream at inference, in float32", required=False),
     Field("tokens_per_second", float, "training speed", required=False),
     Field("peak_bytes", int | None, "peak memory of the training", required=False),
@@ -98,10 +105,23 @@ FIELDS = (
     Field("comparison.budget", str, "tokens or time: what all systems have in equal amount"),
     Field("comparison.learning_rate", float, "found by the search"),
     Field("comparison.attention_length", int, "positions attended to when scoring"),
-    Field("comparison.state_bytes", int, "as above"),
-    Field("comparison.tokens_per_second", float, "as above"),
-    Field("comparison.peak_bytes", int | None, "as above"),
 )
+
+
+def _keys_below(parent: str = "") -> dict[str, Any]:
+    """The fields directly below one, as `schema` takes them."""
+    found = {}
+    for field in FIELDS:
+        above, _, name = field.name.rpartition(".")
+        if above == parent:
+            kind, inner = field.type, _keys_below(field.name)
+            if inner:
+                kind = schema.schema(inner) if field.type is dict else Optional[schema.schema(inner)]  # noqa: UP045
+            found[name + "?" * (not field.required)] = kind
+    return found
+
+
+ROW: TypeAdapter[Any] = TypeAdapter(schema.schema(_keys_below()))
 
 
 def row(checkpoint: Checkpoint, store: TokenStore, scores: dict[str, Any]) -> dict[str, Any]:
@@ -112,6 +132,7 @@ def row(checkpoint: Checkpoint, store: TokenStore, scores: dict[str, Any]) -> di
     state = checkpoint.state
     settings = recorded_settings(checkpoint.config)
     return {
+        "schema": SCHEMA,
         "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "logpast": __version__,
         "scored_at_revision": revision(),
@@ -168,101 +189,42 @@ def read(path: Path, *required: str) -> list[dict[str, Any]]:
 
 def read_lines(path: Path, *required: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The same, each row with the number of its line."""
-    with reading(f"{path} is not a ledger", "give a file of rows (.jsonl)"):
+    with schema.reading(f"{path} is not a ledger", "give a file of rows (.jsonl)"):
         text = path.read_text(encoding="utf-8")
     for number, line in enumerate(text.split("\n"), 1):
         if line:
-            with reading(f"{path}, line {number} is not a row"):
-                row = parse_json(line)
-            try:
+            with schema.reading(f"{path}, line {number} is not a row"):
+                row = schema.parse_json(line)
+                if not isinstance(row, dict):
+                    raise TypeError(f"it is {reprlib.repr(row)}, not {{…}}")
+            with schema.reading(f"{path}, line {number} cannot be used", "fix or remove it, or give another file"):
+                row = migrate(row)
                 validate(row, *required)
-            except UserError as error:
-                raise UserError(
-                    f"{path}, line {number} cannot be used: {error}; fix or remove it, or give another file"
-                ) from None
             yield number, row
 
 
-def validate(row: Any, *required: str) -> None:
-    """A UserError that names the field if a row is damaged. Only rows of scored runs have to have FIELDS."""
-    if not isinstance(row, dict):
-        raise UserError(f"{repr(row)[:40]} is not a row, {{…}}")
-    for name in required:
-        if name not in row:
-            raise UserError(f"it has no {name}, which is needed here")
+def migrate(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of any version, with each value in the place that FIELDS names."""
+    cell = row.get("comparison")
+    if "schema" in row or not isinstance(cell, dict):
+        return row
+    moved = {name: cell[name] for name in MEASURED if name in cell}
+    return row | moved | {"comparison": {name: value for name, value in cell.items() if name not in moved}}
+
+
+def validate(row: dict[str, Any], *required: str) -> None:
+    """A ValueError that names the field if a row is damaged. Only rows of scored runs have to have FIELDS."""
     if not (required or is_run(row)):
         return
-    for field in FIELDS:
-        parent, _, name = field.name.rpartition(".")
-        holder = _part(row, parent)
-        if holder is None:
-            continue
-        if name in holder:
-            if not _has_type(holder[name], field.type):
-                kind = field.type.__name__ if field.type in (str, int, float, dict) else field.type
-                raise UserError(f"{field.name} is {repr(holder[name])[:40]}, not {kind}")
-        elif field.required:
-            raise UserError(f"it has no {field.name}")
+    if row.get("schema", SCHEMA) != SCHEMA:
+        raise ValueError(
+            f"schema is {reprlib.repr(row['schema'])}, not {SCHEMA}; upgrade logpast if a newer one wrote it"
+        )
+    for name in (*required, *(MEASURED if "comparison" in row else ())):
+        if name not in row:
+            raise ValueError(f"it has no {name}, which is needed here")
+    schema.validate(ROW, row)
     validate_documents(row["scores"])
-
-
-def _part(row: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """The part of a row that a dotted name stands for; None where it is missing or null."""
-    part: dict[str, Any] | None = row
-    for key in name.split(".") if name else ():
-        part = part.get(key) if part is not None else None
-    return part
-
-
-def _has_type(value: Any, kind: Any) -> bool:
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        return any(_has_type(value, each) for each in inner)
-    if origin is list:
-        return isinstance(value, list) and all(_has_type(each, inner[0]) for each in value)
-    if origin is tuple:
-        return isinstance(value, list) and len(value) == len(inner) and all(map(_has_type, value, inner))
-    if kind in (int, float):
-        return isinstance(value, (int, kind)) and not isinstance(value, bool)
-    return isinstance(value, kind)
-
-
-def parse_json(text: str) -> Any:
-    """Strict JSON with finite numbers: Python would also accept NaN, Infinity, 1e999 and integers of any length."""
-    return json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_integer)
-
-
-def _finite(word: str) -> float:
-    if not math.isfinite(value := float(word)):
-        raise ValueError(f"{word} is not a number in JSON; write null")
-    return value
-
-
-def _integer(word: str) -> int:
-    float(value := int(word))  # an OverflowError if it is too large to compute with
-    return value
-
-
-@contextmanager
-def reading(problem: str, fix: str = "fix or remove it") -> Iterator[None]:
-    """Use around the parsing of a file, and nothing else: a value that is missing or wrong becomes a UserError.
-
-    Args:
-        problem: what is wrong with the file, by its name: "FILE is not a ledger".
-        fix: what the user can do.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except KeyError as error:
-        raise UserError(f"{problem}: it has no {error}; {fix}") from None
-    except OSError as error:
-        if error.filename is None or isinstance(error, FileNotFoundError):
-            raise  # the caller knows better what to say of a missing file
-        raise UserError(f"{error.filename}: {error.strerror}; it must be a readable file") from None
-    except (ArithmeticError, AttributeError, IndexError, RecursionError, TypeError, ValueError) as error:
-        raise UserError(f"{problem}: {error}; {fix}") from None
 
 
 def hash_recipe(value: Any) -> str:

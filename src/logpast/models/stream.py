@@ -189,12 +189,28 @@ class Stream:
     @classmethod
     def from_state(cls, model: LanguageModel, state: dict[str, Tensor]) -> Stream:
         """The stream that had this state. The model must be the same."""
-        stream = cls(model, 0, len(state["ids"]))
-        if not torch.equal(state["model"], stream._model_hash()):
+        ids, lengths = state["ids"], state["lengths"]
+        if (ids.dtype, ids.ndim, lengths.dtype, lengths.shape) != (torch.int32, 2, torch.int64, (2,)) or not len(ids):
+            raise UserError("its ids or lengths have another type or shape; give a file that save wrote")
+        stream = cls(model, 0, len(ids))
+        if state["model"].dtype != torch.uint8 or not torch.equal(state["model"], stream._model_hash()):
             raise UserError("the state is that of another model; give the model that it was saved with")
-        stream._buffer = state["ids"].numpy().copy()
-        stream.length, stream.read = state["lengths"].tolist()
-        stream.carried = {name: state[f"state.{name}"].to(value.device) for name, value in stream.carried.items()}
+        stream.length, stream.read = lengths.tolist()
+        unread = range(1, model.window + 1) if isinstance(model, Recurrent) else [stream.length]
+        if stream.read < 0 or stream.length - stream.read not in unread:
+            raise UserError(f"its lengths {lengths.tolist()} are impossible; give a file that save wrote")
+        if ids.shape[1] != min(stream.length, stream._kept):
+            raise UserError(f"it has {ids.shape[1]} ids of {stream.length}; give a file that save wrote")
+        vocabulary = model.table.num_embeddings
+        if wrong := ids[(ids < 0) | (ids >= vocabulary)].tolist()[:1]:
+            raise UserError(
+                f"its ids have {wrong[0]}, beyond the vocabulary of {vocabulary}; give a file that save wrote"
+            )
+        stream._buffer = ids.numpy().copy()
+        for name, value in stream.carried.items():
+            if (found := state[f"state.{name}"]).shape != value.shape:
+                raise UserError(f"state.{name} has the shape {tuple(found.shape)}, not {tuple(value.shape)}")
+            stream.carried[name] = found.to(value.device)
         return stream
 
     def _model_hash(self) -> Tensor:

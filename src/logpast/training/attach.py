@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import Diverged, UserError
 from logpast.util.files import atomic_folder
 from logpast.util.progress import progress_bar
+from logpast.util.schema import parse_json, reading, schema, validate
 from logpast.util.validation import PositiveInt, from_saved, validate_arguments
 
 Train = Literal["gates", "slots", "lora", "all"]
@@ -53,6 +55,7 @@ CLIP = 1.0
 UNKNOWN = "unknown"
 BATCH = 8  # windows to score at a time
 TRAINING = "training.json"  # what the memory was fitted on, for scores and their rows
+SAVED: TypeAdapter[dict[str, Any]] = TypeAdapter(schema({"settings": dict, "state": dict}))  # in that file
 LORA_MODULES = r".*\.(q_proj|k_proj|v_proj|o_proj|c_attn|c_proj)"  # attention, by Llama's and GPT-2's names
 
 Indices = NDArray[np.int64]
@@ -313,11 +316,9 @@ def open_attached(folder: Path) -> AttachedCheckpoint:
     state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "parameters": 0, "revision": UNKNOWN,
                              "data": {"name": UNKNOWN, "sha256": UNKNOWN}, "hardware": {}}  # fmt: skip
     if (folder / TRAINING).is_file():
-        try:
-            saved = json.loads((folder / TRAINING).read_text(encoding="utf-8"))
+        with reading(f"{folder / TRAINING} is damaged", "delete it"):
+            saved = validate(SAVED, parse_json((folder / TRAINING).read_text(encoding="utf-8")))
             settings, state = settings | saved["settings"], state | saved["state"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{folder / TRAINING} is damaged ({error}); delete it") from None
     data = DataConfig(**{name: settings.pop(name) for name in ("train", "validation", "streams")})
     rate = settings.pop("learning_rate", 0.0)
     optimizer = OptimizerConfig(learning_rate=rate, final_learning_rate=0, warmup_steps=WARMUP, weight_decay=0.01)

@@ -25,10 +25,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Optional, TypeVar
 
 import torch
 import yaml
+from pydantic import NonNegativeInt, TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ from logpast.models import LanguageModel, State, build
 from logpast.training.config import TrainConfig
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_folder, atomic_write, remove_folder, sha256_of
+from logpast.util.schema import reading, schema, validate
 
 T = TypeVar("T")
 STEP = re.compile(r"step-\d{8,}")
@@ -46,7 +48,15 @@ ATTACHED = "logpast.json"  # a folder with it is of `logpast attach`
 SUM_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # the format of sha256sum
 FOR_USE = ("model.safetensors", "state.json", "config.yaml", "tokenizer.json")
 FOR_TRAINING = ("optimizer.safetensors", "carried.safetensors")  # needed to train further, not to score or generate
-STATE = ("step", "total_steps", "tokens", "seconds", "best", "parameters", "data", "revision", "hardware")  # used later
+CONFIG = TypeAdapter(dict[str, Any])
+STATE: TypeAdapter[dict[str, Any]] = TypeAdapter(
+    schema({
+        **dict.fromkeys(("step", "total_steps", "tokens", "parameters"), NonNegativeInt),
+        "seconds": float, "best": Optional[schema({"step": NonNegativeInt, "nats_per_token?": float})],  # noqa: UP045
+        "data": {"tokenizer": str}, "validation_data?": dict | None, "revision": str, "hardware": dict,
+        "init_from?": dict, "extended?": [dict], "sizes?": dict[str, int], "sums?": dict[str, str],
+    })
+)  # fmt: skip
 
 
 @dataclass
@@ -135,7 +145,7 @@ def open_checkpoint(path: Path, for_training: bool = False) -> Checkpoint:
     for name in sizes | sums:
         if name not in skipped:
             _verify(path / name, sums.get(name), sizes.get(name))
-    config = _parse(path / "config.yaml", lambda text: TrainConfig.from_dict(yaml.safe_load(text)))
+    config = _parse(path / "config.yaml", lambda text: TrainConfig.from_dict(validate(CONFIG, yaml.safe_load(text))))
     try:
         with safe_open(path / "model.safetensors", "pt"):
             pass  # the header can be read
@@ -149,11 +159,7 @@ def _read_state(path: Path) -> dict[str, Any]:
     file = path / "state.json"
     if (path / SUMS).exists():
         _verify(file, _read_sums(path / SUMS).get(file.name))
-    state: dict[str, Any] = _parse(file, json.loads)
-    missing = [key for key in STATE if not isinstance(state, dict) or key not in state]
-    if missing or not isinstance(state["step"], int) or "tokenizer" not in state["data"]:
-        raise UserError(f"{file} is damaged: it has no {[*missing, 'step or tokenizer'][0]}; use another checkpoint")
-    return state
+    return _parse(file, lambda text: validate(STATE, json.loads(text)))
 
 
 def _read_sums(file: Path) -> dict[str, str]:
@@ -170,15 +176,11 @@ def _read_sums(file: Path) -> dict[str, str]:
 
 def _parse(file: Path, parse: Callable[[str], T]) -> T:
     """What a text file of a checkpoint holds."""
-    try:
-        return parse(file.read_text(encoding="utf-8"))
-    except KeyError as error:
-        problem = f"it has no {error.args[0]}"
-    except OSError as error:
-        problem = str(error.strerror)
-    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())
-    raise UserError(f"{file} cannot be used: {problem}; use another checkpoint")
+    with reading(f"{file} cannot be used", "use another checkpoint"):
+        try:
+            return parse(file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, UserError, yaml.YAMLError) as error:
+            raise ValueError(getattr(error, "strerror", error)) from None
 
 
 def _verify(file: Path, sha256: str | None, size: int | None = None) -> None:

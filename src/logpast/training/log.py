@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
+import sys
+import time
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +35,57 @@ class Log:
         atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
         self.file = path.open("a", buffering=1)
         if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+            self.board = Board(folder / "tensorboard", step)
 
     def write(self, step: int, **values: Any) -> None:
         if self.file:
             self.file.write(json.dumps(json_safe({"step": step, **values}), allow_nan=False) + "\n")
         if self.board:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self.board.add_scalar(name, value, step)
+            self.board.write(step, {name: value for name, value in values.items() if isinstance(value, int | float)})
 
     def close(self) -> None:
         if self.file:
             self.file.close()
-        if self.board:
-            self.board.close()
+
+
+class Board:
+    """A file of events for TensorBoard. On a full disk it ends with a warning, and training continues.
+
+    SummaryWriter has a thread for this, which prints a traceback on a full disk, and stops the training.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        self.path = folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        self.ended = False
+        self._write(file_version="brain.Event:2")
+        if step:  # hides what a killed run has left
+            self._write(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        found = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step=step, summary=Summary(value=found))
+
+    def _write(self, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        if self.ended:
+            return
+        record = BytesIO()
+        RecordWriter(record).write(Event(wall_time=time.time(), **content).SerializeToString())
+        try:
+            self.path.parent.mkdir(exist_ok=True)
+            with self.path.open("ab", buffering=0) as file:
+                if file.write(record.getvalue()) != len(record.getvalue()):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self.ended = True
+            problem = f"cannot write {self.path}: {error.strerror}"
+            print(f"logpast: warning: {problem}; TensorBoard gets no more numbers, log.jsonl does", file=sys.stderr)
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:

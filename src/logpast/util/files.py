@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import secrets
@@ -16,13 +15,15 @@ from glob import escape
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import lock_descriptor
 from safetensors import SafetensorError
 
 from logpast.util.errors import DISK_FULL, UserError
 
 UNFINISHED = ".*.unfinished"  # temporary files and folders, which a kill may leave
 LEFTOVER = "[0-9a-f]" * 8 + ".unfinished"  # the end of the name of one that will not be resumed
-STALE = 7 * 86_400.0  # seconds after which a leftover is no longer in use
+JUST_MADE = 1.0  # seconds in which a process has locked its folder
+STALE = 7 * 86_400.0  # seconds after which a leftover is no longer in use, where there are no locks
 LOCK = "lock"  # the lock file in a folder; it is not removed
 
 
@@ -32,13 +33,15 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
     Raises FileExistsError, and leaves `target` as it is, if it has been created meanwhile.
     """
-    folder = temporary_path(target)
+    folder, handle = temporary_path(target), None
     try:
         folder.mkdir(parents=True)
+        handle = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):  # a file system without locks
+            lock_descriptor(handle, blocking=False)
         for leftover in target.parent.glob(f".{escape(target.name)}.{LEFTOVER}"):
-            with suppress(OSError):  # another process may be renaming it
-                if time.time() - leftover.stat().st_mtime > STALE:
-                    shutil.rmtree(leftover)
+            if leftover != folder:
+                _remove_abandoned(leftover)
         yield folder
         mode = folder.stat().st_mode & 0o666  # some libraries write files that only their owner may read
         for path in [*folder.rglob("*"), folder]:
@@ -52,7 +55,23 @@ def atomic_folder(target: Path) -> Iterator[Path]:
             raise FileExistsError(target) from error
         raise UserError(f"cannot write {target}: {_reason_and_fix(error)}") from error
     finally:
+        if handle is not None:
+            os.close(handle)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(leftover: Path) -> None:
+    """Delete the folder of a killed process. One that is in use is locked, or changes from time to time."""
+    with suppress(OSError):  # another process may be renaming it
+        handle, age = os.open(leftover, os.O_RDONLY), time.time() - leftover.stat().st_mtime
+        try:
+            free = age > JUST_MADE and lock_descriptor(handle, blocking=False)
+        except OSError:  # a file system without locks
+            free = age > STALE
+        finally:
+            os.close(handle)
+        if free:
+            shutil.rmtree(leftover)
 
 
 def atomic_write(file: Path, content: str | bytes) -> None:
@@ -93,9 +112,7 @@ def temporary_path(target: Path, purpose: str = "") -> Path:
 def try_lock(file: IO[Any] | int, wait: bool = False) -> bool:
     """Lock an open file; False if another process holds it. On a file system without locks it always succeeds."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
+        return lock_descriptor(file if isinstance(file, int) else file.fileno(), blocking=wait)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise

@@ -24,8 +24,9 @@ from logpast.ledger import row as ledger
 from logpast.models import LanguageModel, TransformerConfig, system_of
 from logpast.models.hf import LogPastConfig, LogPastForCausalLM
 from logpast.reporting.tables import Table, as_markdown
-from logpast.training.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
+from logpast.training.checkpoint import STATE, Checkpoint, find_checkpoint, save_checkpoint
 from logpast.training.config import DataConfig, TrainConfig, recorded_settings
+from logpast.util import schema
 from logpast.util.environment import revision
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_folder, atomic_write, sha256_of
@@ -257,7 +258,8 @@ def _training_of(folder: Path, model: LogPastForCausalLM, tokenizer: Tokenizer) 
     if file.is_file() and weights.is_file():
         saved = _read_json(file)
         if saved.get("sha256") == sha256_of(weights):
-            return TrainConfig.from_dict(saved["config"]), saved["state"]
+            with schema.reading(f"{file} is damaged", "delete it"):
+                return TrainConfig.from_dict(saved["config"]), schema.validate(STATE, saved["state"])
     data = {"name": UNKNOWN, "sha256": UNKNOWN, "tokens": 0, "tokenizer": tokenizer.fingerprint}
     state: dict[str, Any] = {"step": 0, "total_steps": 1, "tokens": 0, "seconds": 0.0, "best": None, "data": data}
     state |= {"parameters": model.core.parameter_count(), "revision": revision(), "hardware": {}}
@@ -265,6 +267,6 @@ def _training_of(folder: Path, model: LogPastForCausalLM, tokenizer: Tokenizer) 
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    with ledger.reading(f"{file} is not the JSON of a Hugging Face model"):
-        content: dict[str, Any] = dict(ledger.parse_json(file.read_text(encoding="utf-8")))
+    with schema.reading(f"{file} is not the JSON of a Hugging Face model"):
+        content: dict[str, Any] = dict(schema.parse_json(file.read_text(encoding="utf-8")))
     return content
