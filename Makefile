@@ -34,7 +34,7 @@ pages: $(READY)
 
 docs: $(READY)
 	$(BIN)/pdoc --docformat google --output-directory build/docs $(addprefix logpast.,filters memory recall kernels models data \
-		evaluation training generation analysis comparison sweeps ledger paper demo reporting util cli)
+		evaluation training generation analysis comparison sweeps ledger paper demo reporting util cli completion)
 	@echo "open build/docs/index.html"
 
 lint: $(READY)

@@ -397,8 +397,8 @@ def test_a_recorded_row_has_all_fields(run: Path, books: Path, tmp_path: Path) -
     assert len(rows) == 2
     row = rows[0]
     assert {
-        "recorded", "logpast", "scored_at_revision", "trained_at_revision", "run", "recipe", "recipe_hash", "seed",
-        "step", "parameters", "train_tokens", "train_seconds", "train_data", "validation_data", "hardware",
+        "schema", "recorded", "logpast", "scored_at_revision", "trained_at_revision", "run", "recipe", "recipe_hash",
+        "seed", "step", "parameters", "train_tokens", "train_seconds", "train_data", "validation_data", "hardware",
         "test_data", "scores",
     } == set(row)  # fmt: skip
     assert row["recipe"]["model"]["slots"] == 17

@@ -47,7 +47,7 @@ def test_every_view_is_on_a_page() -> None:
 
 
 def test_readme_has_the_main_results() -> None:
-    expected = {"sweep-pairs", "sweep-pairs-pg19", "price-of-memory", "price-of-attention"}
+    expected = {"sweep-pairs", "recall-short", "gap-perplexities", "price-of-memory", "price-of-attention"}
     assert regions(ROOT / "README.md") >= expected | {"paper-best", "paper-all-counted"}
 
 
