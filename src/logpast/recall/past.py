@@ -60,7 +60,7 @@ class Past:
 
     def _set(self, ids: NDArray[np.int64]) -> None:
         """Index the positions of these ids."""
-        capacity = max(1024, 2 * min(len(ids), int(self.edges[-1]) + self.orders))
+        capacity = max(1024, len(ids) // 2)
         self._size, self._ids = len(ids), np.concatenate([self._pad, ids, np.empty(capacity, np.int64)])
         self._positions: dict[int, Any] = defaultdict(lambda: array("q"))
         order = np.argsort(ids, kind="stable")
@@ -71,7 +71,7 @@ class Past:
 
     def _link(self, ids: NDArray[np.int64], capacity: int) -> None:
         """Chain the n-grams of these ids. Number i · orders + n − 1 is the one of n tokens that ends at position i."""
-        bits = max(1, self.orders * (len(ids) + capacity)).bit_length()
+        bits = max(2, self.orders * (len(ids) + capacity)).bit_length() - 1  # one or two n-grams per slot
         self._shift = 64 - bits
         table = np.full((len(ids), self.orders), -1)
         keys, complete = np.zeros(len(ids), np.uint64), np.full(len(ids), True)
