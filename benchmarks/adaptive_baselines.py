@@ -74,6 +74,7 @@ class Method(NamedTuple):
     state_bytes: int
 
 
+METHODS = ("cache", "recall", "dynamic")
 PRECISION = {"cuda": "bfloat16"}  # float32 elsewhere
 THETA = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # for h / |h|; for h these are divided by the usual |h|²
 CACHE_WEIGHT = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.3, 0.4, 0.5)  # λ of the cache
@@ -335,15 +336,18 @@ def methods_of(
         return dynamic_evaluation(model, windows_of(model, store, 1, limit), squares, setting)
 
     yield "plain", Method(partial(plain, args.limit), 0)
-    found = select_cache(model, validation, args.batch_size, args.past)
-    note("cache", found)
-    yield "cache", Method(partial(cached, found["chosen"]), args.past * 4 * (model.config.width + 1))
+    if "cache" in args.methods:
+        found = select_cache(model, validation, args.batch_size, args.past)
+        note("cache", found)
+        yield "cache", Method(partial(cached, found["chosen"]), args.past * 4 * (model.config.width + 1))
     whole = float(plain(None, validation).mean())
-    for within in (False, True):
+    for within in (False, True) if "recall" in args.methods else ():
         found, losses = select_gates(model, train, validation, args, within)
         name = "recall within attention" if within else "recall"
         note(name, found | {"plain": whole})
         yield name, Method(losses, 0 if within else 4 * args.past)
+    if "dynamic" not in args.methods:
+        return
     alone = float(plain(args.selection, validation).mean())
     for rule, squares in {"SGD": None, "RMS": mean_squares(model, train, args.statistics)}.items():
         loss = partial(adapted, squares, args.selection, validation)
@@ -360,6 +364,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--test", nargs="+", required=True, help="texts to score")
     parser.add_argument("--train", help="text for MS and gates; by default the run's training text")
     parser.add_argument("--out", type=Path, required=True, help="JSON file, written after each result")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--past", type=int, default=8192, help="tokens in the cache")
     parser.add_argument("--batch_size", type=int, default=16, help="windows at a time, except in dynamic evaluation")
     parser.add_argument("--gate_steps", type=int, default=300, help="steps of 64 windows to fit recall's gates")

@@ -20,7 +20,7 @@ adapters of the attention; it needs peft. The control of `lora` with slots is `t
 others it is the row without recall, because recall does not change what the adapters learn.
 
 `state_bytes` is what must be kept of a text: keys and values in 2 bytes per number, and recalled ids in 4. The index
-that recall builds from these ids takes more while text is generated: 1.7 MiB for 8,192 of them. `ms_per_token`
+that recall builds from these ids on a CPU takes more while text is generated: 1.7 MiB for 8,192 of them. `ms_per_token`
 is the median time of one generated token when as many texts are continued at once as its key says, divided by their
 number, with the default cache of transformers: half-filled for disjoint windows, with three quarters of a piece for
 full attention. Adapters are not merged into the weights.
@@ -51,7 +51,7 @@ from logpast.evaluation.metrics import paired_difference
 from logpast.evaluation.scoring import score
 from logpast.models.decoder import KeyValueCache
 from logpast.models.hf.attach import Attached, attach_memory, load_model, load_model_tokenizer
-from logpast.recall.past import Past
+from logpast.models.stream import Stream
 from logpast.training.attach import MODEL_RATE, Fit, WithAndWithoutRecall, choose_trained
 from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import UserError
@@ -205,6 +205,12 @@ def _key_heads(text: Any) -> int:
     return int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
 
 
+def times(
+    attached: Attached, system: System, past: NDArray[np.int64], streams: list[int], recall: bool
+) -> dict[str, float]:
+    return {str(count): ms_per_token(attached, system, past, count, recall) for count in streams}
+
+
 @torch.inference_mode()
 def ms_per_token(
     attached: Attached, system: System, past: NDArray[np.int64], streams: int, recall: bool, repeats: int = 20
@@ -216,21 +222,19 @@ def ms_per_token(
     size = (layers, 2, streams, heads, positions, _key_size(text) // heads)
     filled = torch.zeros(size, dtype=weight.dtype, device=weight.device)
     seen = torch.ones(streams, positions, dtype=torch.bool, device=weight.device)
-    form = attached.config.recall_form if recall else None
-    pasts = [Past(past, form.orders, form.edges, len(weight)) for _ in range(streams)] if form else []
+    stream = Stream(attached, 0, streams)
+    stream.append(past)
     ids = torch.full((streams, 1), int(past[-1]), device=weight.device)
 
     def step() -> None:
         nonlocal ids
+        stream.append(ids.cpu())
         cache = KeyValueCache()
         cache.layers = {number: (keys, values) for number, (keys, values) in enumerate(filled)}
         cache.layers[attached] = seen, seen
         hidden = Attached.hidden(attached, attached.embed(ids), cache)[:, -1]
         found = attached.logits(hidden).float().log_softmax(-1)
-        found = attached.recall.mix(hidden, found, pasts) if pasts else found
-        ids = found.argmax(-1, keepdim=True)
-        for each, token in zip(pasts, ids[:, 0].tolist(), strict=False):
-            each.append(token)
+        ids = (stream.mix(hidden, found) if recall else found).argmax(-1, keepdim=True)
 
     def begin() -> None:
         """A new window: its slots."""
@@ -298,6 +302,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--streams_timed", type=int, nargs="+", help="texts at once when timing; on a GPU 1 and 64, else 1"
     )
+    parser.add_argument("--times", action="store_true", help="only measure times again, of the rows that --out has")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -338,6 +343,16 @@ def main() -> None:
         },
     })  # fmt: skip
     past = train.tokens[: 3 * args.piece // 4].astype(np.int64)
+    if args.times:
+        for system in systems:
+            attached = build(system, copy.deepcopy(model), args.piece, args.sharpness)
+            choose_trained(attached, system.train if system.train == "lora" else "gates", args.lora_rank, args.seed)
+            for row in report["rows"]:
+                if row["system"] == str(system):
+                    row["ms_per_token"] = times(attached, system, past, args.streams_timed, row["recall"])
+                    print(f"{system}{' + recall' if row['recall'] else ''}: {row['ms_per_token']}", flush=True)
+            atomic_write(args.out, to_json(report) + "\n")
+        return
     for system in systems:
         if any(row["system"] == str(system) for row in report["rows"]):
             continue
@@ -352,12 +367,8 @@ def main() -> None:
         seconds = time.perf_counter() - began
         both = [False, True] if attached.config.recall else [False]
         costs = {
-            recall: {
-                "state_bytes": state_bytes(attached, system, args.piece, recall),
-                "ms_per_token": {
-                    str(count): ms_per_token(attached, system, past, count, recall) for count in args.streams_timed
-                },
-            }
+            recall: {"state_bytes": state_bytes(attached, system, args.piece, recall)}
+            | {"ms_per_token": times(attached, system, past, args.streams_timed, recall)}
             for recall in both
         }
         for text, pieces in texts.items():

@@ -7,11 +7,11 @@
     attached         a pretrained decoder with a window, a sink and recall: --model, or a random Llama
     dynamic_cache    the same decoder with Hugging Face's own KV cache, which grows with the text
 
-The text arrives 1,000 tokens at a time, and the next token is predicted after each. At each length there are two rows.
-"generate": milliseconds for one new token, the median and the mean of --steps. "read", after that: milliseconds for
-1,000 tokens more and the prediction after them, the median and the mean of --repeats. The lengths take turns, so that
-other load on the machine affects them alike; the KV caches of all lengths do not fit into memory together. Ratios are
-to the shortest text. State: bytes of the saved state; of the KV cache, its keys and values, which are random here:
+The text arrives --chunk tokens at a time, and the next token is predicted after each. At each length there are two
+rows. "generate": milliseconds for one new token, the median and the mean of --steps. "read", after that: milliseconds
+for 1,000 tokens more and the prediction after them, the median and the mean of --repeats. The lengths take turns, so
+that other load on the machine affects them alike; the KV caches of all lengths do not fit into memory together. Ratios
+are to the shortest text. State: bytes of the saved state; of the KV cache, its keys and values, which are random here:
 they do not change the time. Parameters of our model are random, too; the text is --data, or random ids by Zipf's law.
 """
 
@@ -23,21 +23,23 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.attention import sdpa_kernel
 
 from logpast.data import open_tokens
 from logpast.data.tokenizers import Tokenizer
 from logpast.models import LanguageModel, LogMemoryConfig, build
-from logpast.models.stream import Stream
+from logpast.models.stream import ATTENTION, Stream
 from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import is_out_of_memory
 
-CHUNK = 1000  # tokens that arrive together
+CHUNK = 1000  # tokens that are read at a time
 VOCABULARY = 50_304  # GPT-2's, rounded up
 WARM_UP = 5  # steps that are not counted
 
@@ -51,14 +53,14 @@ def text(data: str | None, tokenizer: str | Tokenizer | None, tokens: int, vocab
     return np.resize(store.tokens, tokens)
 
 
-def read(model: LanguageModel, ids: NDArray[Any], marks: list[int]) -> dict[int, Stream]:
+def read(model: LanguageModel, ids: NDArray[Any], marks: list[int], chunk: int) -> dict[int, Stream]:
     """Stream the text, with a prediction after each chunk. Returns the stream at each mark."""
     stream, kept = model.stream(0), dict[int, Stream]()
-    for first in range(0, marks[-1], CHUNK):
-        stream.push(ids[first : first + CHUNK])
+    for first, last in pairwise(sorted({*range(0, marks[-1], chunk), *marks})):
+        stream.push(ids[first:last])
         stream.logits().cpu()
-        if first + CHUNK in marks:
-            kept[first + CHUNK] = stream.select([0])
+        if last in marks:
+            kept[last] = stream.select([0])
     return kept
 
 
@@ -80,10 +82,10 @@ def row(system: str, what: str, past: int, times: list[float], state: int) -> di
 
 
 def stream_rows(
-    name: str, model: LanguageModel, ids: NDArray[Any], marks: list[int], repeats: int, steps: int
+    name: str, model: LanguageModel, ids: NDArray[Any], marks: list[int], chunk: int, repeats: int, steps: int
 ) -> list[dict[str, Any]]:
     started = time.perf_counter()
-    streams = read(model, ids, marks)
+    streams = read(model, ids, marks, chunk)
     print(f"{name}: {marks[-1]:,} tokens in {time.perf_counter() - started:.1f} s", flush=True)
 
     state = {past: sum(value.nbytes for value in stream.state().values()) for past, stream in streams.items()}
@@ -125,7 +127,8 @@ def cache_rows(base: Any, marks: list[int], steps: int) -> list[dict[str, Any]]:
             def step(cache: Any = cache) -> None:
                 base(token, past_key_values=cache, use_cache=True).logits[0, -1].argmax().item()
 
-            (times,) = take_turns({past: step}, steps).values()
+            with sdpa_kernel(ATTENTION):  # as in a stream
+                (times,) = take_turns({past: step}, steps).values()
             rows.append(row("dynamic_cache", "generate", past, times, size))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -166,6 +169,7 @@ def add_ratios(rows: list[dict[str, Any]]) -> None:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1_000_000, help="length of the longest text")
+    parser.add_argument("--chunk", type=int, default=CHUNK, help="tokens that arrive together, up to each length")
     parser.add_argument("--repeats", type=int, default=20, help="times that 1,000 tokens are read at each length")
     parser.add_argument("--steps", type=int, default=512, help="tokens to generate at each length")
     parser.add_argument("--data", help="a text, a token store or a split of a corpus; by default random ids")
@@ -192,7 +196,9 @@ def main(argv: list[str] | None = None) -> None:
             rows += cache_rows(base, marks, args.steps)
         else:
             model, ids = streaming_model(system, base, args)
-            rows += stream_rows(system, model.to(device, dtype).eval(), ids, marks, args.repeats, args.steps)
+            rows += stream_rows(
+                system, model.to(device, dtype).eval(), ids, marks, args.chunk, args.repeats, args.steps
+            )
     add_ratios(rows)
     if args.out:
         about = {

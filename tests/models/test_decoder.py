@@ -33,6 +33,32 @@ def test_without_slots_it_is_gpt2(system: str) -> None:
     torch.testing.assert_close(nats.mean(), theirs(ids, labels=ids).loss, atol=1e-5, rtol=1e-5)
 
 
+def test_attention_to_slots_is_gpt2s_attention_to_the_tokens_in_them() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 31, "n_positions": 13, "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.5}
+    config = transformers.GPT2Config(**sizes, attn_implementation="eager")
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    ours = build(RecentConfig(slots=5, **SIZES))
+    load_gpt2(ours, theirs.state_dict())
+    ids = torch.randint(31, (3, 13))
+    with torch.no_grad():
+        expected = torch.stack(theirs(ids, output_attentions=True).attentions).mean((0, 2))[:, 5:, :5].flip(-1)
+    found = ours.slot_attention(ids[:, :5], ids[:, 5:])
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    assert found.std() > 0.01
+
+
+@BOTH
+def test_attention_to_slots_leaves_the_model_as_it_was(config: ModelConfig) -> None:
+    model = large(config)
+    history, tokens, targets = inputs(model)
+    before = model(history, tokens, targets)
+    assert model.slot_attention(history, tokens).shape == (3, 8, model.slots)
+    assert torch.equal(model(history, tokens, targets), before)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
 def test_gpt2_weights_of_another_size_are_refused_by_name() -> None:
     model = build(RecentConfig(slots=0, **SIZES))
     with pytest.raises(UserError, match=r"table\.weight"):

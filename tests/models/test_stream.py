@@ -52,6 +52,13 @@ def random_model(config: ModelConfig) -> LanguageModel:
     return model
 
 
+@pytest.fixture(params=["cpu", "cuda"])
+def recall_as_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recall's two ways to find matches: an index, or on a GPU comparisons. Both run here."""
+    monkeypatch.setattr("logpast.models.stream.INDEXED_ON", "cpu" if request.param == "cpu" else "none")
+
+
+@pytest.mark.usefixtures("recall_as_on")
 @pytest.mark.parametrize("config", SYSTEMS)
 @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 9])
 def test_probabilities_equal_those_of_scoring(config: ModelConfig, prompt: int) -> None:
@@ -69,6 +76,7 @@ def test_probabilities_equal_those_of_scoring(config: ModelConfig, prompt: int) 
     np.testing.assert_allclose(np.transpose(nats), expected[:, prompt - 1 :], rtol=1e-5)
 
 
+@pytest.mark.usefixtures("recall_as_on")
 @pytest.mark.parametrize("config", SYSTEMS)
 def test_a_stream_continues_from_its_saved_state(config: ModelConfig, tmp_path: Path) -> None:
     """At any length, also beyond what is kept; with the same predictions, now and later."""
@@ -84,6 +92,7 @@ def test_a_stream_continues_from_its_saved_state(config: ModelConfig, tmp_path: 
                 each.push([[1], [2]])
 
 
+@pytest.mark.usefixtures("recall_as_on")
 @pytest.mark.parametrize("config", SYSTEMS)
 def test_texts_of_a_stream_can_be_exchanged(config: ModelConfig) -> None:
     model = random_model(config)

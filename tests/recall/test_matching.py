@@ -20,3 +20,17 @@ def test_matches_are_those_of_the_definition(length: int) -> None:
         found = np.stack([counts[row, query].numpy() for counts in by_candidate], axis=-1)
         stream = ids[row, : length - queries + query + 1].tolist()
         assert np.array_equal(found, naive.followers(stream, 3, EDGES, 4))
+
+
+@pytest.mark.parametrize("length", [1, 2, 9, 80])
+@pytest.mark.parametrize("at_once", [1, 300])
+def test_latest_followers_are_those_of_the_definition(
+    length: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching, "COMPARISONS", at_once)
+    ids = np.random.default_rng(length).integers(4, size=(2, length))
+    ids[:, 0] = -1  # as in a stream
+    queries = min(5, length)
+    found = matching.latest(torch.from_numpy(ids), queries, 3, 40)
+    for row, query in np.ndindex(2, queries):
+        assert found[row, query].tolist() == naive.latest(ids[row, : length - queries + query + 1].tolist(), 3, 40)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from logpast import recall as recall_module
-from logpast.recall import Recall, RecallForm, index, naive
+from logpast.recall import Recall, RecallForm, index, matching, naive
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def test_edges_are_log_spaced_and_end_at_the_reach() -> None:
 def test_log_probabilities_are_those_of_the_definition_and_sum_to_one(
     recall: Recall, limit: float, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recall_module, "COMPARISONS", at_once)
+    monkeypatch.setattr(matching, "COMPARISONS", at_once)
     recall.limit = limit
     ids, edges, orders = np.random.default_rng(0).integers(-1, 6, (2, 60)), recall.form.edges, recall.form.orders
     hidden, own = torch.randn(2, 7, 8).double(), torch.randn(2, 7, 6).double().log_softmax(-1)

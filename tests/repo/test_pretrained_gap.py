@@ -120,6 +120,12 @@ def test_report_has_each_system_alone_and_with_recall_and_is_resumed(
         difference = recall["nats_per_token"] - plain["nats_per_token"]
         assert recall["minus_without_recall"]["nats_per_token"] == pytest.approx(difference)
         assert plain["ms_per_token"]["2"] > 0
+    monkeypatch.setattr(gap, "ms_per_token", lambda attached, system, past, count, recall: 7.0 + recall)
+    monkeypatch.setattr(sys, "argv", [*words.split(), "--times", "--systems", "full-64"])
+    gap.main()
+    timed = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["ms_per_token"] for row in timed[4:6]] == [{"1": 7.0, "2": 7.0}, {"1": 8.0, "2": 8.0}]
+    assert timed[:4] == rows[:4]
     monkeypatch.setattr(sys, "argv", [*words.split(), "--seed", "1"])
     with pytest.raises(UserError, match="has another recipe"):
         gap.main()

@@ -8,6 +8,7 @@ Subclasses define what the slots hold (`make_slots`): the compressed history (lo
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -144,9 +145,38 @@ class Transformer(LanguageModel):
             targets: (B, m') ids to predict; the loss is 0 where the target is -1.
             counts, followers: (B, m', …) for recall, from the batch. Logits are those before recall's mixture.
         """
-        x = torch.cat([self.make_slots(history), self.embed(tokens, followers)], dim=1)
-        hidden = self.hidden(x, skip=self.slots)
+        hidden = self.encode(history, tokens, followers)
         return self.logits(hidden) if targets is None else self.nats(hidden, targets, counts)
+
+    def encode(self, history: Tensor, tokens: Tensor, followers: Tensor | None = None) -> Tensor:
+        """The decoder's output (B, m', d) for the tokens of the window, which recall's gates and the head take."""
+        return self.hidden(self._sequence(history, tokens, followers), skip=self.slots)
+
+    def _sequence(self, history: Tensor, tokens: Tensor, followers: Tensor | None) -> Tensor:
+        return torch.cat([self.make_slots(history), self.embed(tokens, followers)], dim=1)
+
+    @torch.no_grad()
+    def slot_attention(self, history: Tensor, tokens: Tensor, followers: Tensor | None = None) -> Tensor:
+        """(B, m', L): the attention of each token of the window to each slot, nearest slot first; the mean over all
+        blocks and heads. Queries and keys are computed a second time, next to the usual forward pass.
+        """
+        found, length = list[Tensor](), self.slots + tokens.shape[1]
+        later = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
+
+        def attend(module: nn.Module, given: tuple[Any, ...]) -> None:
+            assert isinstance(module, Attention)
+            query, key, _ = split_heads(module.query_key_value(in_autocast(given[0])), module.heads)
+            scores = (query @ key.mT / math.sqrt(query.shape[-1])).float().masked_fill(later, -torch.inf)
+            found.append(scores.softmax(-1)[:, :, self.slots :, : self.slots].mean(1))
+
+        layers = [module for module in self.modules() if isinstance(module, Attention)]
+        hooks = [layer.register_forward_pre_hook(attend) for layer in layers]
+        try:
+            self.encode(history, tokens, followers)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.stack(found).mean(0).flip(-1)
 
     def hidden(self, x: Tensor, cache: KeyValueCache | None = None, start: int = 0, skip: int = 0) -> Tensor:
         """The decoder's output for embeddings (B, T, d) at positions `start` … of the sequence.

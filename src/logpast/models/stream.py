@@ -19,16 +19,21 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from logpast.models.base import LanguageModel, Recurrent
 from logpast.models.decoder import KeyValueCache, Transformer
-from logpast.recall import RecallForm
+from logpast.recall import RecallForm, matching
 from logpast.recall.past import Past
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_write
 from logpast.util.precision import accumulation_dtype
 
+INDEXED_ON = "cpu"  # recall has an index there; a GPU compares with the whole past in less time
 ONE_BY_ONE = 1 / 32  # up to this part of the indexed tokens, new ones are added singly, which takes less time
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # cuDNN's takes tens of
+# milliseconds to plan each new length, and a text that grows has a new length with every token
 SAMPLE = 4096  # numbers of the embedding table by which a state recognises its model
 
 Ids = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.integer] | Tensor
@@ -55,8 +60,8 @@ class Stream:
         self.model, self.length = model, 1
         self.past = max(model.history, form.reach + form.orders if form else 0)  # tokens needed before a window
         self._kept = model.window + self.past
-        start = np.reshape(np.asarray(first, np.int32), (-1, 1))
-        self._buffer = np.repeat(start, batch // len(start), axis=0)  # ends with the last tokens, at least `_kept`
+        start = torch.as_tensor(first, dtype=torch.int32).reshape(-1, 1)
+        self._buffer = start.repeat(batch // len(start), 1).to(self._device)  # ends with the last tokens, ≥ `_kept`
         self._free = 0  # columns at its end
         self.read, self.carried = 0, model.start(batch) if isinstance(model, Recurrent) else {}  # tokens in the state
         self._cached, self._cache = 0, KeyValueCache()  # tokens that the cache stands for
@@ -69,7 +74,7 @@ class Stream:
         The id that texts start with may come first, as Hugging Face's tokenizers put it; it is there already.
         """
         new = _as_array(ids)
-        if self.length == 1 and new.shape[-1] and (new[..., 0] == self._buffer[:, 0]).all():
+        if self.length == 1 and new.shape[-1] and (new[..., 0] == self._buffer[:, 0].cpu().numpy()).all():
             new = new[..., 1:]
         self.append(new)
 
@@ -92,22 +97,32 @@ class Stream:
         if count > self._free:
             kept = self.tokens(max(0, self.length - self._kept), self.length)
             self._free = max(kept.shape[1], 64) + count
-            self._buffer = np.concatenate([kept, np.empty((self.batch, self._free), np.int32)], axis=1)
+            self._buffer = torch.cat([kept, kept.new_empty(self.batch, self._free)], dim=1)
         end = self._buffer.shape[1] - self._free
-        self._buffer[:, end : end + count] = new
+        self._buffer[:, end : end + count] = torch.tensor(new)
         self._free, self.length = self._free - count, self.length + count
 
     @property
     def batch(self) -> int:
         return len(self._buffer)
 
-    def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
-        """(B, stop − start): the tokens at these positions; -1 before the first."""
+    @property
+    def _form(self) -> RecallForm:
+        form = self.model.config.recall_form
+        assert form is not None
+        return form
+
+    @property
+    def _device(self) -> torch.device:
+        return self.model.table.weight.device
+
+    def tokens(self, start: int, stop: int) -> Tensor:
+        """(B, stop − start), int32: the tokens at these positions; -1 before the first."""
         shift, missing = self._buffer.shape[1] - self._free - self.length, max(0, -start)
-        found = self._buffer[:, shift + start + missing : shift + stop]
-        return np.pad(found, ((0, 0), (missing, 0)), constant_values=-1) if missing else found
+        return F.pad(self._buffer[:, shift + start + missing : shift + stop], (missing, 0), value=-1)
 
     @torch.no_grad()
+    @sdpa_kernel(ATTENTION)
     def logits(self) -> Tensor:
         """Logits (B, V) of the next token of each text. With recall, log-probabilities of the mixture."""
         if isinstance(self.model, Recurrent):
@@ -118,9 +133,15 @@ class Stream:
             hidden = self._read_window(self.model)
         logits = self.model.logits(hidden[:, -1])
         logits = logits.to(accumulation_dtype(logits.dtype))
-        if self._pasts:
-            logits = self.model.recall.mix(hidden[:, -1], logits.log_softmax(-1), self._pasts)
-        return logits
+        return self.mix(hidden[:, -1], logits.log_softmax(-1)) if self.model.config.recall else logits
+
+    def mix(self, hidden: Tensor, log_probs: Tensor) -> Tensor:
+        """(B, V): recall mixed into the model's log_probs (B, V) of the next tokens; hidden is (B, d)."""
+        if self._device.type == INDEXED_ON:
+            self._index()
+            return self.model.recall.mix(hidden, log_probs, self._pasts)
+        known = self._recalled(self.length - 1, self.length)
+        return self.model.recall.log_probs(hidden.unsqueeze(1), log_probs.unsqueeze(1), known).squeeze(1)
 
     def sample(
         self,
@@ -169,9 +190,8 @@ class Stream:
 
     def select(self, rows: Sequence[int]) -> Stream:
         """A stream whose text i is what text rows[i] is now: for beams, or for several continuations of one text."""
-        chosen, new = np.asarray(rows), copy.copy(self)
-        new._buffer, new._pasts = self._buffer[chosen], []  # an index is cheaper to make again than to copy
-        index = torch.as_tensor(chosen, device=self.model.table.weight.device)
+        index, new = torch.as_tensor(rows, device=self._device), copy.copy(self)
+        new._buffer, new._pasts = self._buffer[index], []  # an index is cheaper to make again than to copy
         new.carried = {name: value[index] for name, value in self.carried.items()}
         new._cache = KeyValueCache()
         layers = self._cache.layers.items()
@@ -182,7 +202,7 @@ class Stream:
         """All that is needed to continue the texts later, as `from_state` does."""
         ids = self.tokens(max(0, self.length - self._kept), self.length)
         lengths = torch.tensor([self.length, self.read])
-        return {"model": self._model_hash(), "ids": torch.from_numpy(ids.copy()), "lengths": lengths} | {
+        return {"model": self._model_hash(), "ids": ids.cpu().clone(), "lengths": lengths} | {
             f"state.{name}": value for name, value in self.carried.items()
         }
 
@@ -206,7 +226,7 @@ class Stream:
             raise UserError(
                 f"its ids have {wrong[0]}, beyond the vocabulary of {vocabulary}; give a file that save wrote"
             )
-        stream._buffer = ids.numpy().copy()
+        stream._buffer = ids.to(stream._device, copy=True)
         for name, value in stream.carried.items():
             if (found := state[f"state.{name}"]).shape != value.shape:
                 raise UserError(f"state.{name} has the shape {tuple(found.shape)}, not {tuple(value.shape)}")
@@ -236,15 +256,14 @@ class Stream:
 
     def _read_window(self, model: Transformer) -> Tensor:
         """Hidden states (B, T, d) of the last tokens, of a model that takes a window and the history before it."""
-        start, device = (self.length - 1) // model.window * model.window, model.table.weight.device
-        cache = KeyValueCache()
+        start, cache = (self.length - 1) // model.window * model.window, KeyValueCache()
         if self._cached == self.length - 1 > start:  # one token was appended within the window
             cache.layers |= self._cache.layers
             x = model.embed(*self._inputs(self._cached, self.length))
             hidden = model.hidden(x, cache, start=model.slots + self._cached - start)
         else:
-            history = torch.from_numpy(self.tokens(start - model.history, start)).to(device, torch.int64)
-            x = torch.cat([model.make_slots(history), model.embed(*self._inputs(start, self.length))], dim=1)
+            history = self.tokens(start - model.history, start)
+            x = torch.cat([model.make_slots(history.long()), model.embed(*self._inputs(start, self.length))], dim=1)
             hidden = model.hidden(x, cache)
         self._cached, self._cache = self.length, cache
         return hidden
@@ -257,37 +276,40 @@ class Stream:
 
     def _inputs(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
         """The tokens (B, T) at these positions and, for recall, their followers (B, T, orders)."""
-        form, device, followers = self.model.config.recall_form, self.model.table.weight.device, None
-        if form:
-            self._index(form)
-            if form.input:
-                first = len(self._followers) - self.length
-                found = np.stack(self._followers[first + start : first + stop], axis=1)
-                followers = torch.from_numpy(found).to(device)
-        return torch.from_numpy(self.tokens(start, stop)).to(device, torch.int64), followers
+        form, tokens = self.model.config.recall_form, self.tokens(start, stop).long()
+        if not (form and form.input):
+            return tokens, None
+        if self._device.type != INDEXED_ON:
+            return tokens, matching.latest(self._recalled(start, stop), stop - start, form.orders, form.reach)
+        self._index()
+        first = len(self._followers) - self.length
+        return tokens, torch.from_numpy(np.stack(self._followers[first + start : first + stop], axis=1))
 
-    def _index(self, form: RecallForm) -> None:
+    def _index(self) -> None:
         """Index the new tokens for recall, and find the followers of those of the current window."""
-        recurrent, window = isinstance(self.model, Recurrent), self.model.window
+        form, recurrent, window = self._form, isinstance(self.model, Recurrent), self.model.window
         start = self.read if recurrent else (self.length - 1) // window * window
         first = max(0, start - form.reach - form.orders)
         if start - self._indexed > ONE_BY_ONE * (start - first) or not self._pasts:
-            rows = self._recalled(first, start)
+            rows = self._recalled(start, start).numpy()
             vocabulary = self.model.table.num_embeddings
             self._pasts = [Past(row, form.orders, form.edges, vocabulary) for row in rows]
             self._indexed, self._followers = start, []
-        for position, tokens in enumerate(self._recalled(self._indexed, self.length).T, self._indexed):
-            for past, token in zip(self._pasts, tokens.tolist(), strict=True):
+        known = self._recalled(self._indexed, self.length)
+        new = known[:, known.shape[1] - (self.length - self._indexed) :]
+        for position, tokens in enumerate(new.T.tolist(), self._indexed):
+            for past, token in zip(self._pasts, tokens, strict=True):
                 past.append(token)
             if form.input and position >= start:
                 self._followers.append(np.stack([past.latest() for past in self._pasts]))
         self._indexed = self.length
         del self._followers[: start - self.length]
 
-    def _recalled(self, start: int, stop: int) -> NDArray[np.int32]:
-        """The tokens at these positions; the first of a text is a missing one."""
-        tokens = self.tokens(start, stop)
-        return np.where(np.arange(start, stop) == 0, -1, tokens)
+    def _recalled(self, start: int, stop: int) -> Tensor:
+        """What recall needs for these positions: their tokens and those before them, the first of a text missing."""
+        first = max(0, start - self._form.reach - self._form.orders)
+        tokens = self.tokens(first, stop)
+        return tokens if first else tokens.masked_fill(torch.arange(stop, device=tokens.device) == 0, -1)
 
 
 def _as_array(ids: Ids) -> NDArray[np.int32]:

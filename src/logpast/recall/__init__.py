@@ -22,7 +22,6 @@ from logpast.util.precision import accumulation_dtype, full_precision
 
 __all__ = ["Recall", "RecallForm"]
 
-COMPARISONS = 2**24  # made at once, which bounds the memory needed
 NEAR = 64  # the first lag bin ends here; the others are log-spaced
 
 
@@ -136,12 +135,10 @@ class Recall(nn.Module):
             log_probs: (B, Q, V) the model's own log-probabilities there.
             ids: (B, T) all tokens so far, oldest first, T ≥ Q. A negative id is a missing token.
         """
-        queries, found = hidden.shape[1], []
-        step = max(1, COMPARISONS // (len(ids) * min(ids.shape[1], self.form.reach)))
-        for first in range(0, queries, step):
-            last = min(first + step, queries)
-            part = hidden[:, first:last], log_probs[:, first:last], ids[:, : ids.shape[1] - queries + last]
-            found.append(self._mixture(*part))
+        found = []
+        for numbers, known in matching.parts(ids, hidden.shape[1], self.form.reach):
+            part = slice(numbers.start, numbers.stop)
+            found.append(self._mixture(hidden[:, part], log_probs[:, part], known))
         return torch.cat(found, dim=1)
 
     def mix(self, hidden: Tensor, log_probs: Tensor, pasts: Sequence[Past]) -> Tensor:

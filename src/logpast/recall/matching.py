@@ -1,17 +1,19 @@
 """Comparing the last tokens of a text with its whole past, all at once: for the whole distribution at many positions.
 
-The cost is proportional to the reach, in one pass of comparisons per order. `index` is for positions of which only the
-target's probability is needed, `past` for one position of a text that grows.
+The cost is proportional to the reach, in one pass of comparisons per order, which a GPU hardly notices. `index` is for
+positions of which only the target's probability is needed, `past` for one position of a growing text on a CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+COMPARISONS = 2**24  # made at once, which bounds the memory needed
 
 
 class Matches(NamedTuple):
@@ -49,6 +51,30 @@ def compare(ids: Tensor, queries: int, orders: int, edges: Sequence[int]) -> Mat
 def count(component: Tensor, orders: int, bins: int) -> Tensor:
     """(B, Q, orders + 1, bins): the number of matches. A match of n tokens is also one of fewer."""
     rows, size = component.shape[:2], (orders + 1) * bins + 1
-    numbered = component.flatten(0, 1) + size * torch.arange(rows.numel(), device=component.device).unsqueeze(1)
-    longest = torch.bincount(numbered.flatten(), minlength=rows.numel() * size).view(*rows, size)[..., :-1]
-    return longest.unflatten(-1, (orders + 1, bins)).flip(-2).cumsum(-2).flip(-2)
+    number = component.long()
+    longest = torch.zeros(*rows, size, dtype=torch.int64, device=component.device)
+    longest.scatter_add_(2, number, torch.ones_like(number))  # bincount would make the CPU wait for the GPU
+    return longest[..., :-1].unflatten(-1, (orders + 1, bins)).flip(-2).cumsum(-2).flip(-2)
+
+
+def latest(ids: Tensor, queries: int, orders: int, reach: int) -> Tensor:
+    """(B, queries, orders): the token after the latest match of the last n = 1 … orders tokens; -1 if there is none.
+
+    Of each of the last `queries` tokens of ids (B, T), as in `compare`.
+    """
+    found = list[Tensor]()
+    for numbers, known in parts(ids, queries, reach):
+        candidates, length = compare(known, len(numbers), orders, [reach])
+        place = torch.arange(1, candidates.shape[1] + 1, dtype=torch.int32, device=ids.device)
+        last = [(place * ((length >= n) & (length <= orders))).amax(2) for n in range(1, orders + 1)]  # above: no match
+        followers = F.pad(candidates, (1, 0), value=-1).gather(1, torch.cat(last, 1).long())
+        found.append(followers.unflatten(1, (orders, -1)).mT)
+    return torch.cat(found, 1)
+
+
+def parts(ids: Tensor, queries: int, reach: int) -> Iterator[tuple[range, Tensor]]:
+    """The last `queries` positions in groups that are compared at once: which they are, and the ids up to them."""
+    step = max(1, COMPARISONS // (len(ids) * min(ids.shape[1], reach)))
+    for first in range(0, queries, step):
+        last = min(first + step, queries)
+        yield range(first, last), ids[:, : ids.shape[1] - queries + last]
