@@ -677,6 +677,20 @@ def _streaming(results: Path, file: str) -> str:
     return as_markdown(Table(heads, lines))
 
 
+def _retrieval(results: Path) -> str:
+    """One row per question and distance: exact answers and the loss of the answer, by system."""
+    rows = read_table(results, "retrieval")["rows"]
+    found = {(row["task"], row["wording"], row["length"], row["system"]): row for row in rows}
+    systems, lines = ("window", "full", "slots", "recall", "both", "open"), []
+    for task, wording in dict.fromkeys((row["task"], row["wording"]) for row in rows):
+        for length in (1000, 7500, 64_000, 1_000_000):
+            cells = [found.get((task, wording, length, system)) for system in systems]
+            if any(cells):
+                texts = [f"{cell['exact_match']:.0%} ({abs(cell['nats']):.1f})" if cell else "" for cell in cells]
+                lines.append([f"{task}, {wording}", f"{length:,}", *texts])
+    return as_markdown(Table(["question", "tokens back", *systems], lines))
+
+
 VIEWS: dict[str, View] = {
     "row-fields": _row_fields,
     "demo-summary": _demo_summary,
@@ -709,9 +723,15 @@ VIEWS: dict[str, View] = {
     "gap-wikitext103": partial(gap.view, file="pretrained_gap-wiki", text="wikitext103:test"),
     "gap-wiki22k": partial(gap.view, file="pretrained_gap-wiki", text="wiki22k:test"),
     "gap-domains": partial(gap.short_view, files=[f"pretrained_gap-{text}" for text in ("code", "german", "recent")]),
+    "gap-pg19-lora": partial(gap.view, file="pretrained_gap-pg19-lora", text="pg19:test"),
+    "gap-wikitext103-lora": partial(gap.view, file="pretrained_gap-wiki-lora", text="wikitext103:test"),
+    "gap-wiki22k-lora": partial(gap.view, file="pretrained_gap-wiki-lora", text="wiki22k:test"),
     "gap-perplexities": gap.perplexities,
+    "retrieval": _retrieval,
     "streaming-cpu": partial(_streaming, file="streaming_cpu"),
     "streaming-cpu-long": partial(_streaming, file="streaming_cpu-long"),
+    "streaming-gpu": partial(_streaming, file="streaming_gpu"),
+    "streaming-gpu-before": partial(_streaming, file="streaming_gpu-before"),
     **{file: partial(_comparison, file=file) for file in COMPARISONS},
     "rivals-pg19-short": _comparison_short,
     "rivals-pg19-speeds": _speeds,
