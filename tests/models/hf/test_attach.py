@@ -74,6 +74,21 @@ def test_losses_equal_the_models_own_with_recall_closed(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_attention_to_slots_is_the_models_own_to_the_tokens_in_them(family: str) -> None:
+    attached = attach_memory(tiny(family), window=10, slots=9, recall=0)
+    history, window = IDS[:, :30], IDS[:, 30:40]
+    before = attached(history, window)
+    found = attached.slot_attention(history, window)
+    ids = torch.cat([torch.ones(2, 1, dtype=torch.int64), history[:, -9:], window], dim=1)
+    with torch.no_grad():
+        weights = attached.model(input_ids=ids, output_attentions=True).attentions
+    expected = torch.stack(weights).mean((0, 2))[:, 10:, 1:10].flip(-1)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert found.std() > 1e-3
+    assert (attached(history, window) - before).abs().max() < 1e-4  # also with eager attention
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_slots_before_training_are_plain_tokens_after_the_sink(family: str) -> None:
     model = tiny(family)
     attached = attach_memory(model, window=10, slots=9, recall=0)

@@ -1,6 +1,9 @@
 """`logpast export`: to Hugging Face and back, the tokenizers, the model card, what is refused; the page of the docs."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,24 @@ def test_exported_model_and_tokenizer_predict_and_generate_as_the_run(
     found = model.generate(**tokenizer("And God", return_tensors="pt"), max_new_tokens=20, do_sample=False)
     expected = generate(run, "And God", tokens=20, temperature=0, device="cpu")
     assert tokenizer.decode(found[0], skip_special_tokens=True) == expected
+
+
+def test_auto_classes_find_the_package_and_the_model_can_be_saved_again(exported: Path, tmp_path: Path) -> None:
+    """In a process that has not imported it."""
+    code = f"""
+import sys
+from transformers import AutoConfig, AutoModelForCausalLM
+assert "logpast" not in sys.modules
+AutoConfig.from_pretrained({str(exported)!r}, trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained({str(exported)!r}, trust_remote_code=True)
+model.save_pretrained({str(tmp_path / "again")!r})
+AutoModelForCausalLM.from_pretrained({str(tmp_path / "again")!r}, trust_remote_code=True)
+"""
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    weights = [load_file(folder / "model.safetensors") for folder in (exported, tmp_path / "again")]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "again").num_parameters() > 0
 
 
 def test_neither_end_of_text_nor_rows_without_a_token_are_generated(exported: Path) -> None:

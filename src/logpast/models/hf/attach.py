@@ -129,7 +129,7 @@ class Attached(Transformer):
 
         Positions continue those in the cache, so `start` is not needed.
         """
-        past, seen = None, (x != 0).any(-1)
+        past, seen = None, _is_token(x)
         if cache is not None:
             layers = [cache.layers[number] for number in range(len(cache.layers) - 1)]
             past = require("transformers").DynamicCache(layers)
@@ -144,10 +144,16 @@ class Attached(Transformer):
             cache.layers[self] = seen, seen
         return found[:, skip:]
 
-    def encode(self, history: Tensor, tokens: Tensor, followers: Tensor | None = None) -> Tensor:
-        """The last hidden states (B, m', d) of the window, which gates and head see."""
-        x = torch.cat([self.make_slots(history), self.embed(tokens, followers)], dim=1)
-        return self.hidden(x, skip=self.slots)
+    @torch.no_grad()
+    def slot_attention(self, history: Tensor, tokens: Tensor, followers: Tensor | None = None) -> Tensor:
+        """As in `Transformer`, without the sink. The model has eager attention from now on, which gives the weights."""
+        self.causal_lm.set_attn_implementation("eager")
+        x = self._sequence(history, tokens, followers)
+        found = self.causal_lm.base_model(
+            inputs_embeds=x, attention_mask=_is_token(x).long(), use_cache=False, output_attentions=True
+        ).attentions
+        weights = torch.stack([each.float().mean(1) for each in found]).mean(0)
+        return weights[:, self.slots :, int(self.config.sink) : self.slots].flip(-1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.causal_lm.get_output_embeddings()(hidden)
@@ -185,6 +191,11 @@ class Attached(Transformer):
         own = {name: value for name, value in self.state_dict().items() if not name.startswith("model.")}
         save_file({name: value.detach().cpu().contiguous() for name, value in own.items()}, folder / WEIGHTS)
         (folder / SETTINGS).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def _is_token(x: Tensor) -> Tensor:
+    """(B, T): whether a position is no zero vector."""
+    return (x != 0).any(-1)
 
 
 def attach_memory(

@@ -2,6 +2,7 @@
 
 DIR/
   config.json, generation_config.json, model.safetensors   the model
+  modeling_logpast.py                                      finds the package, for `trust_remote_code=True`
   tokenizer.json, tokenizer_config.json                    its tokenizer
   training.json                                            recipe and state of the run, for the way back
   README.md                                                model card
@@ -34,14 +35,19 @@ from logpast.util.validation import validate_arguments
 from logpast.version import __version__
 
 UNKNOWN = "unknown"
+CODE = Path("modeling_logpast.py")
+AUTO_CLASSES = '''"""This model needs the package logpast: pip install 'logpast[hf]'"""
+
+from logpast.models.hf import LogPastConfig, LogPastForCausalLM  # noqa: F401
+'''
 
 
 @validate_arguments
 def export(checkpoint: Path, to: Literal["hf", "logpast"], out: Path, results: Path | None = None) -> Path:
     """Write a trained model as a Hugging Face model, or a Hugging Face model of ours as a run.
 
-    The model is loaded with transformers after `import logpast.models.hf`; its README.md shows how. A run made from a
-    Hugging Face model can be scored and continued, and new runs can start from it (--init_from).
+    transformers loads the model with trust_remote_code=True, or after `import logpast.models.hf`; its README.md shows
+    how. A run made from a Hugging Face model can be scored and continued, and new runs can start from it (--init_from).
 
     Examples:
         logpast export runs/mine --to hf --out mine-hf
@@ -76,9 +82,15 @@ def export(checkpoint: Path, to: Literal["hf", "logpast"], out: Path, results: P
 def _write_hf(found: Checkpoint, rows: list[dict[str, Any]], out: Path) -> None:
     tokenizer, core = found.load_tokenizer(), found.load_model()
     model = wrap(core, tokenizer)
+    module = CODE.stem
+    model.config.auto_map = {
+        "AutoConfig": f"{module}.LogPastConfig",
+        "AutoModelForCausalLM": f"{module}.LogPastForCausalLM",
+    }
     try:
         with atomic_folder(out) as folder:
             model.save_pretrained(folder)
+            (folder / CODE).write_text(AUTO_CLASSES)
             hf_tokenizer(tokenizer).save_pretrained(folder)
             sha256 = sha256_of(folder / "model.safetensors")
             training = {"config": found.config.to_dict(), "state": found.state, "sha256": sha256}
@@ -196,11 +208,10 @@ pip install 'logpast[hf]'
 ```
 
 ```python
-import logpast.models.hf  # registers the model with transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModelForCausalLM.from_pretrained("{name}")
+model = AutoModelForCausalLM.from_pretrained("{name}", trust_remote_code=True)  # or: import logpast.models.hf
 inputs = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0], skip_special_tokens=True))
 ```

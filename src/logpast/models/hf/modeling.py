@@ -313,7 +313,7 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
             start = 0 if stream is None else stream.read
         if stream is not None:
             begin = min(before, max(0, start - stream.past))
-            new = torch.cat([torch.from_numpy(stream.tokens(begin, before)).to(new), new], dim=1)
+            new = torch.cat([stream.tokens(begin, before).to(new), new], dim=1)
         known = new if begin else torch.cat([torch.full_like(new[:, :1], -1), new[:, 1:]], dim=1)
         return new, start - begin, known
 
