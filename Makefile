@@ -4,10 +4,11 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 
-.PHONY: help demo compare pages test test-slow test-gpu lint format docs clean
+.PHONY: help demo explore compare pages test test-slow test-gpu lint format docs clean
 
 help:
 	@echo "make demo       train small models with and without a memory, compare them (a few minutes)"
+	@echo "make explore    read a text with the demo's model in the browser (after make demo: a minute)"
 	@echo "make compare    the rivals side by side at toy size (some minutes)"
 	@echo "make test       lint, types and tests (minutes; real corpora are used where LOGPAST_DATA names their folder)"
 	@echo "make test-slow  the tests that take many minutes"
@@ -26,6 +27,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/logpast demo
 
+explore: $(READY)
+	test -f runs/demo/report.json || $(BIN)/logpast demo --only text
+	$(BIN)/logpast explore runs/demo/text/recall --control runs/demo/text/control --data runs/demo/text/data/test --out runs/demo/explore.html
+
 compare: $(READY)
 	$(BIN)/logpast compare rivals-toy
 
@@ -34,7 +39,7 @@ pages: $(READY)
 
 docs: $(READY)
 	$(BIN)/pdoc --docformat google --output-directory build/docs $(addprefix logpast.,filters memory recall kernels models data \
-		evaluation training generation analysis comparison sweeps ledger paper demo reporting util cli completion)
+		evaluation training generation analysis explore comparison sweeps ledger paper demo reporting util cli completion)
 	@echo "open build/docs/index.html"
 
 lint: $(READY)

@@ -5,9 +5,11 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from benchmarks.explore import CHROMIUM, find_chromium
 from matplotlib.figure import Figure
 
 from logpast.data import TokenStore
@@ -15,6 +17,7 @@ from logpast.data.prepare import prepare
 from logpast.ledger.row import append
 from logpast.models import LogMemoryConfig, RecentConfig
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
+from logpast.util.errors import UserError
 from paper_rows import row
 
 TEXT = """In the beginning God created the heaven and the earth. And the earth was without form, and void; and
@@ -135,3 +138,26 @@ def ledger(tmp_path: Path) -> Path:
     ):
         append(folder / "sweep.jsonl", row(slots, sharpness, seed, ppl))
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, driven by Playwright; tests of pages are skipped where one of them is missing."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    try:
+        path = find_chromium()
+    except UserError as error:
+        pytest.skip(str(error))
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=path, args=CHROMIUM)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> Path:
+    """axe-core, which finds what people with disabilities cannot use."""
+    path = Path(os.environ.get("LOGPAST_AXE", Path(__file__).parents[1] / "node_modules" / "axe-core" / "axe.min.js"))
+    if not path.is_file():
+        pytest.skip("no axe-core here: `npm install --no-save axe-core`, or name its axe.min.js in LOGPAST_AXE")
+    return path

@@ -59,6 +59,10 @@ SECTIONS = {
             "logpast.analysis.analyze", "analyze", "show where a model gains and how far back it looks",
             "checkpoint", "CHECKPOINT",
         ),
+        "explore": Command(
+            "logpast.explore.explore", "explore", "read a text in the browser and see what the past contributes",
+            "checkpoint", "CHECKPOINT",
+        ),
         "export": Command(
             "logpast.models.hf.export", "export", "write a model as a Hugging Face model, and back",
             "checkpoint", "CHECKPOINT",

@@ -2,10 +2,12 @@
 
 import html
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from browsing import PHONE, brightness, opened_in, serious_findings
 from logpast.analysis.page import draw
 
 PLOTS = 6
@@ -32,10 +34,10 @@ def test_page_has_every_section_and_plot(result: dict[str, Any]) -> None:
         "Loss by where the token last occurred", "Which slots matter", "How far back the past matters",
         "Perplexity against scoring stride",
     ):  # fmt: skip
-        assert f"<h2>{title}</h2>" in page
+        assert f">{title}</h2>" in page
     assert "after the memory's LayerNorm" in page
     assert result["revision"] in page
-    assert not re.search(r"(src|href)=\"(?!data:)", page)  # self-contained
+    assert not re.search(r"(src|href)=\"(?!data:|#)", page)  # self-contained
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -88,7 +90,7 @@ def test_names_and_tokens_of_users_are_escaped(result: dict[str, Any]) -> None:
     result["slots"] = {"absent": "<script>why</script>"}
     result["by_token"]["gained"][0]["token"] = "<script>token</script>"
     page = draw(result)
-    assert "<script>" not in page
+    assert page.count("<script>") == 1  # the theme's
     for name in ("run", "data", "counted", "why", "token"):
         assert f"&lt;script&gt;{name}&lt;/script&gt;" in page
 
@@ -165,14 +167,14 @@ def test_control_with_other_windows_is_explained(result: dict[str, Any]) -> None
 def test_older_analyses_without_documents_and_tokens_are_drawn(result: dict[str, Any]) -> None:
     del result["documents"], result["by_token"]
     page = draw(result)
-    assert "<h2>In-vocabulary" not in page
-    assert "<h2>Tokens where" not in page
+    assert ">In-vocabulary" not in page
+    assert ">Tokens where" not in page
 
 
 @pytest.mark.usefixtures("no_plots")
 def test_recall_has_a_section_with_its_numbers(result_recall: dict[str, Any]) -> None:
     page, part = draw(result_recall), result_recall["recall"]
-    assert "<h2>Recall</h2>" in page
+    assert ">Recall</h2>" in page
     assert "recall 32</td>" in page
     everything = part["gain"]["all"]
     (row,) = rows_of(page, "all tokens")
@@ -206,6 +208,33 @@ def test_gate_of_recall_that_is_always_the_same_is_a_warning(
 def test_texts_of_recalls_passages_are_escaped(result_recall: dict[str, Any]) -> None:
     result_recall["recall"]["passages"]["lost"][0] |= {"before": "a <script>\n", "token": " <b>"}
     page = draw(result_recall)
-    assert "<script>" not in page
+    assert page.count("<script>") == 1  # the theme's
     assert "a &lt;script&gt;⏎" in page
     assert "<code>␣&lt;b&gt;</code>" in page
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_contents_lead_to_the_sections_that_there_are(result: dict[str, Any]) -> None:
+    page = draw(result)
+    assert re.findall(r'<a href="#(\w+)">', page) == re.findall(r'<h2 id="(\w+)">', page)
+    result["by_token"] = {}
+    assert "#by_token" not in draw(result)
+
+
+def test_page_in_a_browser_fits_a_phone_and_has_two_themes(
+    result_recall: dict[str, Any], tmp_path: Path, browser: Any
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(draw(result_recall), encoding="utf-8")
+    with opened_in(browser, page, viewport=PHONE, color_scheme="dark") as opened:
+        assert opened("document.documentElement.scrollWidth") == 360
+        assert brightness(opened) < 128
+        opened.tab.click("#theme")
+        assert brightness(opened) > 128
+        assert opened("[...document.images].every((image) => image.naturalWidth > 100)")
+
+
+def test_axe_finds_nothing_serious(result_recall: dict[str, Any], tmp_path: Path, browser: Any, axe: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(draw(result_recall), encoding="utf-8")
+    assert serious_findings(browser, page, axe, viewport=PHONE) == []

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from logpast.analysis import probes
 from logpast.data import TokenStore
 from logpast.evaluation.scoring import score
-from logpast.models import LogMemoryConfig, LogMemoryTransformer, RecentConfig, Transformer, build
+from logpast.models import (
+    LogMemoryConfig,
+    LogMemoryTransformer,
+    RecentConfig,
+    Transformer,
+    TransformerXLConfig,
+    build,
+)
 
 SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
 CONFIGS = {
@@ -179,3 +186,17 @@ def test_last_occurrence_matches_a_search(texts: list[list[int]], window: int, s
 @pytest.mark.parametrize(("largest", "begins"), [(-1, []), (0, []), (1, [1]), (7, [1, 2, 4]), (8, [1, 2, 4, 8])])
 def test_powers_of_two(largest: int, begins: list[int]) -> None:
     assert probes.powers_of_two(largest) == begins
+
+
+def test_fresh_states_make_each_window_of_a_recurrent_model_a_text_of_its_own() -> None:
+    model = build(TransformerXLConfig(memory=4, **SIZES)).double()
+    store = store_of(12)
+    whole = score(model, store, 4, 0)
+    with probes.changed_past(model, fresh=torch.ones_like):
+        fresh = score(model, store, 4, 0)
+    first = TokenStore.in_memory([store.tokens[:4]], size=13, eot=12)
+    np.testing.assert_allclose(fresh[:4], score(model, first, 4, 0))
+    rest = TokenStore.in_memory([store.tokens[4:]], size=13, eot=int(store.tokens[3]))
+    np.testing.assert_allclose(fresh[4:8], score(model, rest, 4, 0)[:4])
+    assert abs(whole[4:] - fresh[4:]).max() > 1e-6
+    np.testing.assert_allclose(score(model, store, 4, 0), whole)

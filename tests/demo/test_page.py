@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from browsing import PHONE, opened_in, serious_findings
 from logpast.demo.page import write_report
 
 SCORES = {"ppl_token": 20.0, "ppl_word": 40.0, "bits_per_byte": 1.5, "train_seconds": 100.0}
@@ -103,3 +104,15 @@ def test_page_without_an_example(out: Path) -> None:
 
 def test_sample_is_escaped(out: Path) -> None:
     assert "<pre>And it &lt;came&gt; to pass</pre>" in page_of(out, text=text_part(-0.2, -0.1))
+
+
+def test_page_in_a_browser_fits_a_phone(out: Path, browser: Any) -> None:
+    write_report(out, {"seed": 7, "text": text_part(-0.2, -0.1), "topics": topics_part(1.05)})
+    with opened_in(browser, out / "report.html", viewport=PHONE) as opened:
+        assert opened("document.documentElement.scrollWidth") == 360
+        assert opened("[...document.images].every((image) => image.naturalWidth > 100)")
+
+
+def test_axe_finds_nothing_serious(out: Path, browser: Any, axe: Path) -> None:
+    write_report(out, {"seed": 7, "text": text_part(-0.2, -0.1), "topics": topics_part(1.05)})
+    assert serious_findings(browser, out / "report.html", axe, color_scheme="dark") == []

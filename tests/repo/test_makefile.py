@@ -26,7 +26,7 @@ def test_targets_named_on_pages_are_in_make_help() -> None:
 
 def test_logpast_commands_of_the_makefile_parse() -> None:
     typed = re.findall(r"\$\(BIN\)/logpast (.+)", MAKEFILE)
-    assert len(typed) == 2
+    assert len(typed) == 4
     for words in typed:
         with pytest.raises(SystemExit) as stop:
             main([*shlex.split(words), "--help"])

@@ -28,7 +28,7 @@ LAYERS = [
     ["reporting", "generation", "lm_eval"],
     ["ledger"],
     ["evaluation.evaluate", "models.hf.export"],  # commands, which load checkpoints and use ledger rows
-    ["analysis", "sweeps"],
+    ["analysis", "sweeps", "explore"],
     ["comparison", "paper", "demo"],
     ["cli", "completion"],
 ]
@@ -107,6 +107,7 @@ COMMANDS = (
     ],
     ["eval", "--checkpoint", "run", "--data", "text.txt"],
     ["generate", "--checkpoint", "run", "--tokens", "5"],
+    ["explore", "run", "--data", "text.txt", "--out", "page.html"],
 )
 
 
@@ -118,7 +119,7 @@ def test_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("logpast-*.whl")
     with zipfile.ZipFile(wheel) as content:
         names = {name for name in content.namelist() if ".dist-info/" not in name}
-    data = ("py.typed", "paper/paper.yaml", "recipes/*.yaml", "reporting/templates/*")
+    data = ("py.typed", "paper/paper.yaml", "recipes/*.yaml", "reporting/templates/*", "explore/*.js", "explore/*.css")
     files = [*SOURCE.rglob("*.py"), *(file for pattern in data for file in SOURCE.glob(pattern))]
     assert names == {f"logpast/{file.relative_to(SOURCE).as_posix()}" for file in files}
 

@@ -6,6 +6,7 @@ import pytest
 from jinja2 import UndefinedError
 from matplotlib.figure import Figure
 
+from logpast.reporting import palette
 from logpast.reporting.html import data_uri, format_number, render_page
 
 
@@ -40,3 +41,11 @@ def test_page_is_a_complete_html_document_in_utf8() -> None:
     assert page.endswith("</html>\n")
     assert '<meta charset="utf-8">' in page
     assert "#b3282d" in page  # colours come from the palette
+
+
+def test_page_has_both_themes_and_loads_nothing() -> None:
+    page = render_page("demo.html", seed=0, text=None, topics=None, plots={}, exp=None)
+    for colours in (palette.LIGHT, palette.DARK):
+        assert "".join(f"--{name}: {colour}; " for name, colour in colours.items()) in page
+    assert "default-src 'none'" in page
+    assert "prefers-color-scheme: dark" in page

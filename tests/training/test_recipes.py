@@ -59,6 +59,12 @@ def test_a_file_is_preferred_to_a_shipped_recipe(tmp_path: Path, monkeypatch: py
     assert read_recipe(Path("small-cpu"))["run"] == "mine"
 
 
+def test_a_folder_does_not_hide_the_shipped_recipe_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo").mkdir()
+    assert find_recipe(Path("demo")) == SHIPPED / "demo.yaml"
+
+
 def test_a_missing_file_is_named_with_the_shipped_recipes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere.yaml.*small-cpu"):
         read_yaml(tmp_path / "nowhere.yaml")

@@ -30,7 +30,7 @@ from logpast.analysis.saved import JSON, NATS, PAGE, SavedControl, folder_of, is
 from logpast.analysis.schema import FORMAT, WAYS
 from logpast.data import TokenStore, open_tokens
 from logpast.data.batching import Streams
-from logpast.evaluation.evaluate import Precision, device_for, find_other, load, open_training_text
+from logpast.evaluation.evaluate import Precision, device_for, find_other, load, open_text, open_training_text
 from logpast.evaluation.overlap import training_overlap, warn
 from logpast.ledger import row as ledger
 from logpast.models import LanguageModel, system_of
@@ -111,7 +111,7 @@ def analyze(
     out = out or Path("runs") / f"{found.config.run.name}-analysis"
     _require_new(out)
     target = device_for(device, precision)
-    store = _open_text(data, found, cache)
+    store = open_text(data, found, cache)
     streams = streams or found.config.data.streams
     settings = {"streams": streams, "precision": precision, "batch_size": batch_size, "limit": limit,
                 "finest": finest, "seed": seed}  # fmt: skip
@@ -166,13 +166,6 @@ def _require_new(out: Path) -> None:
         again = f"draw its page again with `logpast analyze {out}`, delete it, or " if is_analysis(out) else ""
         raise UserError(f"{out} exists already; {again}give another folder with --out")
     ensure_writable(out)
-
-
-def _open_text(data: str, found: Checkpoint, cache: Path | None) -> TokenStore:
-    store, window = open_tokens(data, found.load_tokenizer(), cache), found.config.model.window
-    if len(store) <= window:
-        raise UserError(f"{store.name} has {len(store)} tokens, no more than one window of {window}; use more text")
-    return store
 
 
 def _load_control(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from logpast.data import TokenStore
 from logpast.data.batching import Streams
-from logpast.models import LanguageModel, Transformer
+from logpast.models import LanguageModel, Recurrent, Transformer
 
 Change = Callable[..., Tensor]
 Kinds = NDArray[np.int64]
@@ -28,12 +29,20 @@ NEVER = -1
 
 @contextmanager
 def changed_past(
-    model: LanguageModel, ids: Change | None = None, slots: Change | None = None, nats: Change | None = None
+    model: LanguageModel,
+    ids: Change | None = None,
+    slots: Change | None = None,
+    nats: Change | None = None,
+    fresh: Change | None = None,
 ) -> Iterator[None]:
     """Within this context, the ids of the history (B, history) or the slots (B, L, d) made of them are changed, or what
     the model computes of its last hidden states: `nats` is a function of the model and the arguments of its `nats`.
+    Of a recurrent model, `fresh` changes which rows (B,) start with a new state.
     """
-    changed: dict[str, Change] = {"nats": partial(nats, model)} if nats else {}
+    changed: dict[str, Callable[..., Any]] = {"nats": partial(nats, model)} if nats else {}
+    if isinstance(model, Recurrent) and fresh:
+        reset = model.reset
+        changed["reset"] = lambda state, begins: reset(state, fresh(begins))
     if isinstance(model, Transformer):
         make_slots = model.make_slots
 

@@ -220,6 +220,14 @@ def _training_text_if_readable(checkpoint: Checkpoint, cache: Path | None) -> To
         return None
 
 
+def open_text(data: str, checkpoint: Checkpoint, cache: Path | None) -> TokenStore:
+    """The text that `data` names, which must have more than one window of tokens."""
+    store, window = open_tokens(data, checkpoint.load_tokenizer(), cache), checkpoint.config.model.window
+    if len(store) <= window:
+        raise UserError(f"{store.name} has {len(store)} tokens, no more than one window of {window}; use more text")
+    return store
+
+
 def open_training_text(checkpoint: Checkpoint, cache: Path | None) -> TokenStore | None:
     """The text that a model was trained on, if its tokens are there: nothing is tokenized or downloaded."""
     data = checkpoint.config.data

@@ -35,6 +35,18 @@ RULE = "#dddddd"  # rows of tables
 SHADE = "#f5f3ee"  # background of quoted text
 PAPER = "#ffffff"
 
+#: pages, by the names of their CSS variables. A text is coloured by `loss`, or by `gain` and `harm` against a control;
+#: the mixtures of these three with the paper are light enough to read the ink on them
+LIGHT = {
+    "ink": INK, "muted": "#5f5f5f", "rule": RULE, "shade": SHADE, "paper": PAPER, "mark": "#ffd84d",
+    "memory": MEMORY, "control": CONTROL, "recall": RECALL, "gain": "#12808c", "harm": "#cf6310", "loss": "#7d4bb0",
+}  # fmt: skip
+DARK = {
+    "ink": "#e6e3dd", "muted": "#a3a19b", "rule": "#3a3d43", "shade": "#22252b", "paper": "#17191d", "mark": "#8a6d00",
+    "memory": "#f0777b", "control": "#7fb2e5", "recall": "#6cc492", "gain": "#2fb3c0", "harm": "#e07b2e",
+    "loss": "#a47bd6",
+}  # fmt: skip
+
 
 def greys(number: int) -> list[str]:
     """Greys from black to light, for lines in an order."""

@@ -40,7 +40,7 @@ def shipped_recipes() -> list[str]:
 
 def find_recipe(name: Path, folder: Path = Path()) -> Path:
     """The path of a recipe: the file if there is one, else a shipped recipe by its name, such as `small-cpu`."""
-    if (folder / name).exists():
+    if (folder / name).exists() and not (folder / name).is_dir():  # the demo's folder may be called demo
         return folder / name
     if name.stem in shipped_recipes() and name.name == str(name):
         return SHIPPED / f"{name.stem}.yaml"
