@@ -232,7 +232,7 @@ def test_in_vocabulary_documents_and_others(
             assert interval == pytest.approx(by_hand["interval"][0], abs=1e-5)
         assert part["cut"]["tokens"] == here.sum()
     page, printed = (out / "report.html").read_text(), capsys.readouterr().out
-    assert "<h2>In-vocabulary documents and others</h2>" in page
+    assert ">In-vocabulary documents and others</h2>" in page
     assert f"{-found['others']['all']['gain']['nats'][0]:+.4f}" in page
     assert "10 in-vocabulary" in printed
 
