@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from logpast.filters import FilterBank
     from logpast.generation import generate
     from logpast.memory import LogMemory
+    from logpast.memory.sketch import Sketch
     from logpast.models import LogMemoryConfig, RecentConfig, Stream, build
     from logpast.models.hf import LogPastConfig, LogPastForCausalLM
     from logpast.models.hf.attach import Attached, attach_memory, detach_memory, load_attached
@@ -44,6 +45,7 @@ _MODULES = {
     "logpast.filters": ("FilterBank",),
     "logpast.generation": ("generate",),
     "logpast.memory": ("LogMemory",),
+    "logpast.memory.sketch": ("Sketch",),
     "logpast.models": ("LogMemoryConfig", "RecentConfig", "Stream", "build"),
     "logpast.models.hf.attach": ("Attached", "attach_memory", "detach_memory", "load_attached"),
     "logpast.models.hf": ("LogPastConfig", "LogPastForCausalLM"),
@@ -68,6 +70,7 @@ __all__ = [
     "Recall",
     "RecallForm",
     "RecentConfig",
+    "Sketch",
     "Stream",
     "TokenStore",
     "TrainConfig",
