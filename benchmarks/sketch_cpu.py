@@ -20,14 +20,13 @@ import torch
 from logpast import FilterBank, LogMemory, Sketch
 from logpast.util.environment import describe, revision
 
-LENGTHS = 7  # lengths of the stream that are tried, between one and two horizons
-
 
 def row(slots: int, sharpness: float, blocks: int, moments: int, reach: float) -> dict[str, Any]:
     bank = FilterBank(slots=slots, sharpness=sharpness, normalize="area", reach=reach)
     sketch = Sketch(bank, 1, blocks=blocks, moments=moments)
     bound, vectors = 0.0, 0
-    for sketch.length in torch.linspace(bank.horizon, 2 * bank.horizon, LENGTHS).long().tolist():
+    lengths = max(3, 2**20 // bank.horizon)  # between one and two horizons
+    for sketch.length in torch.linspace(bank.horizon, 2 * bank.horizon, lengths).long().tolist():
         bound = max(bound, float(sketch.error().max()))
         vectors = max(vectors, sketch.vectors)
     found = {"slots": slots, "reach": reach, "sharpness": sharpness, "blocks": blocks, "moments": moments}
