@@ -677,6 +677,18 @@ def _streaming(results: Path, file: str) -> str:
     return as_markdown(Table(heads, lines))
 
 
+def _sketch(results: Path) -> str:
+    """One row per bank: what is kept, and how far slots are from exact ones."""
+    columns = {
+        "sharpness": "sharpness", "reach": "reach", "blocks": "blocks of each size", "moments": "moments",
+        "exact_vectors": "vectors in the horizon", "vectors": "vectors kept", "bound": "error",
+        "noise": "with random inputs",
+    }  # fmt: skip
+    rows = [[row.get(name) for name in columns] for row in read_table(results, "sketch_cpu")["rows"]]
+    lines = [["" if cell is None else f"{cell:,}" for cell in row] for row in rows]
+    return as_markdown(Table(list(columns.values()), lines))
+
+
 def _retrieval(results: Path) -> str:
     """One row per question and distance: exact answers and the loss of the answer, by system."""
     rows = read_table(results, "retrieval")["rows"]
@@ -728,6 +740,7 @@ VIEWS: dict[str, View] = {
     "gap-wiki22k-lora": partial(gap.view, file="pretrained_gap-wiki-lora", text="wiki22k:test"),
     "gap-perplexities": gap.perplexities,
     "retrieval": _retrieval,
+    "sketch": _sketch,
     "streaming-cpu": partial(_streaming, file="streaming_cpu"),
     "streaming-cpu-long": partial(_streaming, file="streaming_cpu-long"),
     "streaming-gpu": partial(_streaming, file="streaming_gpu"),
