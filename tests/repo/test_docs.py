@@ -105,7 +105,7 @@ def test_examples_of_streaming_run(
     attach_memory(load_model("path/to/model"), window=16, recall=100).save_pretrained("attached/mine")
     page = ROOT / "docs" / "streaming.md"
     typed, code = commands(page), code_blocks(page, "python")
-    assert (len(typed), len(code)) == (6, 5)
+    assert (len(typed), len(code)) == (6, 6)
     for words in typed:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"And God\n"), encoding="utf-8"))
         with pytest.raises(SystemExit) as stop:
