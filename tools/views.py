@@ -231,6 +231,19 @@ def _memory_accuracy(results: Path) -> str:
     return as_markdown(Table(["device", "type", "path", *(f"scale {scale:,g}" for scale in scales)], rows))
 
 
+def _ranks(results: Path) -> str:
+    """The largest difference from one process over both launchers, by system, strategy and number of processes."""
+    groups = defaultdict[tuple[str, str, int], list[Row]](list)
+    for row in read_table(results, "ranks")["rows"]:
+        groups[row["system"], row["strategy"], row["ranks"]].append(row)
+    forms = {"loss": ".1e", "score": ".1e", "weight": ".1e", "held": ".0%"}
+    lines = [
+        [system, strategy, str(ranks), *(f"{max(row[name] for row in rows):{form}}" for name, form in forms.items())]
+        for (system, strategy, ranks), rows in sorted(groups.items())
+    ]
+    return as_markdown(Table(["system", "strategy", "processes", "losses", "scores", "weights", "held"], lines))
+
+
 def _memory_gpu(results: Path) -> str:
     rows = [
         [row["way"], f"{row['text'].split()[0].split(':')[0].replace('wiki22k', 'text')}, {row['horizon']:,} "
@@ -717,6 +730,7 @@ VIEWS: dict[str, View] = {
     "kernels-gpu": _kernels_gpu,
     "memory-accuracy": _memory_accuracy,
     "memory-gpu": _memory_gpu,
+    "ranks": _ranks,
     "score-gpu": _score_gpu,
     "fast-step": _fast_step,
     "controls": _controls,

@@ -67,6 +67,20 @@ def test_training_learns_and_writes_all_files(train_config: TrainConfig) -> None
     assert list((config.run / "tensorboard").iterdir())
 
 
+@pytest.mark.parametrize("model", [None, RECURRENT], ids=["stateless", "recurrent"])
+def test_nothing_is_rounded_in_double_precision(train_config: TrainConfig, model: ModelConfig | None) -> None:
+    """The losses that are logged, and the loss of a validation; fabric casts what a model returns to float32."""
+    run = loop.Run(replace(train_config, model=model or train_config.model, precision="64-true"))
+    batch = next(run.batches_to_come())
+    with torch.no_grad():
+        carried = [] if run.carried is None else [run.carried]
+        output = run.model(*batch.inputs[:3], *carried, *batch.inputs[3:])
+    parts = [output] if run.carried is None else [output[0], *output[1].values()]
+    assert {part.dtype for part in parts if part.is_floating_point()} == {torch.float64}
+    run.step(batch)
+    assert float(run.loss) != float(run.loss.float())
+
+
 class NoDoubles(TorchDispatchMode):
     """Fails on any float64 tensor: Apple's MPS has none."""
 
@@ -269,6 +283,7 @@ def test_resuming_uses_the_carried_state(train_config: TrainConfig) -> None:
     assert not torch.equal(weights(config.run)["table.weight"], weights(config.run.with_name("other"))["table.weight"])
 
 
+STRATEGIES: tuple[Any, ...] = ("ddp", "fsdp")
 TRAIN_EACH = """
 import sys
 from logpast.cli import run
@@ -278,8 +293,8 @@ for recipe in sys.argv[1:]:
 
 
 def test_two_processes_equal_one(train_config: TrainConfig, tmp_path: Path) -> None:
-    """The same two processes train all systems: they take longer to start than to train."""
-    config = replace(train_config, run=tmp_path / "log_memory", steps=6, micro_batch_size=3)
+    """With both strategies. The same two processes train all systems: they take longer to start than to train."""
+    config = replace(train_config, run=tmp_path / "log_memory", steps=6, micro_batch_size=3, precision="64-true")
     local = TimeLocalConfig(window=8, layers=1, heads=2, width=16, slots=4)
     others = {"compressive": COMPRESSIVE, "time_local": local}
     configs = [config] + [
@@ -290,35 +305,37 @@ def test_two_processes_equal_one(train_config: TrainConfig, tmp_path: Path) -> N
     recipes = list[str]()
     for each in configs:
         train(each)
-        recipes.append(str(tmp_path / f"{each.run.name}.yaml"))
-        double = replace(each, run=two_process_run(each), devices=2)
-        Path(recipes[-1]).write_text(yaml.safe_dump(double.to_dict()))
+        for strategy in STRATEGIES:
+            double = replace(each, run=two_process_run(each, strategy), devices=2, strategy=strategy)
+            recipes.append(str(double.run.with_suffix(".yaml")))
+            Path(recipes[-1]).write_text(yaml.safe_dump(double.to_dict()))
     (tmp_path / "each.py").write_text(TRAIN_EACH)
     command = [sys.executable, str(tmp_path / "each.py"), *recipes]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     for each in configs:
-        assert_two_equal_one(each, recurrent=each is not config)
+        for strategy in STRATEGIES:
+            assert_two_equal_one(each, strategy, recurrent=each is not config)
 
 
-def two_process_run(config: TrainConfig) -> Path:
-    return config.run.with_name(f"{config.run.name} in two")
+def two_process_run(config: TrainConfig, strategy: str) -> Path:
+    return config.run.with_name(f"{config.run.name} in two with {strategy}")
 
 
-def assert_two_equal_one(config: TrainConfig, recurrent: bool) -> None:
+def assert_two_equal_one(config: TrainConfig, strategy: str, recurrent: bool) -> None:
     """A recurrent system validates on a single stream, so the second process scores nothing there."""
-    double = replace(config, run=two_process_run(config))
+    double = replace(config, run=two_process_run(config, strategy))
     one, two = weights(config.run), weights(double.run)
     for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(two[name], value, rtol=1e-9, atol=1e-11)
     losses = [[r["loss"] for r in read_log(run) if "loss" in r] for run in (config.run, double.run)]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12)
     best = [find_checkpoint(run).state["best"]["nats_per_token"] for run in (config.run, double.run)]
-    assert best[1] == pytest.approx(best[0], rel=1e-5)
+    assert best[1] == pytest.approx(best[0], rel=1e-12)
     if recurrent:
         states = [load_file(sorted_checkpoints(run)[-1] / "carried.safetensors") for run in (config.run, double.run)]
         for name, value in states[0].items():
-            torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(states[1][name], value, rtol=1e-9, atol=1e-11)
 
 
 def send_signals(monkeypatch: pytest.MonkeyPatch, step: int, *numbers: int) -> None:

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from logpast.data import Tokenizer, load_tokenizer
 from logpast.models import LanguageModel, State, build
 from logpast.training.config import TrainConfig
+from logpast.training.devices import shard_like
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_folder, atomic_write, remove_folder, sha256_of
 from logpast.util.schema import reading, schema, validate
@@ -109,7 +110,7 @@ class Checkpoint:
         for name, parameter in model.named_parameters():
             found = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.startswith(f"{name}/")}
             if parameter.requires_grad:
-                optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in found.items()}
+                optimizer.state[parameter] = {key: shard_like(value, parameter) for key, value in found.items()}
 
     def carried(self) -> State:
         """The state of a recurrent system after the last step, for all rows of the batch."""
@@ -280,10 +281,19 @@ def sorted_checkpoints(run: Path) -> list[Path]:
     return sorted(found, key=step_of)
 
 
+def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """AdamW's state by parameter: its two moments, and its number of steps."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
 def save_checkpoint(
     config: TrainConfig,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    weights: dict[str, Tensor],
+    moments: dict[str, Tensor] | None,
     tokenizer: Tokenizer,
     state: dict[str, Any],
     carried: State | None = None,
@@ -291,13 +301,8 @@ def save_checkpoint(
     """Write the checkpoint of state["step"], then delete all but the best and the latest `config.keep`."""
     run = config.run
     with atomic_folder(checkpoint_path(run, state["step"])) as folder:
-        save_file(_on_cpu(model.state_dict()), folder / "model.safetensors")
-        if optimizer is not None:
-            moments = {
-                f"{name}/{key}": value
-                for name, parameter in model.named_parameters()
-                for key, value in optimizer.state.get(parameter, {}).items()
-            }
+        save_file(_on_cpu(weights), folder / "model.safetensors")
+        if moments is not None:
             save_file(_on_cpu(moments), folder / "optimizer.safetensors")
         if carried is not None:
             save_file(_on_cpu(carried), folder / "carried.safetensors")

@@ -8,10 +8,18 @@ import torch
 import torch._functorch.config
 
 from logpast.models import LanguageModel, Recurrent
+from logpast.training.config import TrainConfig
 
 RECOMPILE_LIMIT = (
     256  # sizes of one function, which all models of a class share; beyond PyTorch's limit, 8, it gives up
 )
+
+
+def is_compiled(config: TrainConfig, device: torch.device) -> bool:
+    """Whether a run compiles its model; by default on a CUDA device, but not with FSDP."""
+    if config.compile is None:
+        return device.type == "cuda" and config.strategy != "fsdp"
+    return config.compile
 
 
 def compile_model(model: LanguageModel, device: torch.device) -> LanguageModel:

@@ -100,7 +100,10 @@ class TrainConfig:
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: CUDA if available, else Apple's MPS, else the CPU"""
     devices: PositiveInt = 1
-    """number of devices; each gets an equal share of every batch"""
+    """number of devices, on all nodes; each gets an equal share of every batch. Not needed with torchrun and srun"""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """how devices share the model: ddp, each holds all of it; fsdp, each holds its share of the parameters, gradients
+    and moments, and all parameters only during a step"""
     compile: bool | None = None
     """compile the model with torch.compile; default: only on a CUDA device"""
     validate_every: PositiveInt = 500
@@ -127,6 +130,8 @@ class TrainConfig:
         validate_fields(self)
         if self.batch_size % self.devices:
             raise UserError(f"batch_size ({self.batch_size}) must be a multiple of devices ({self.devices})")
+        if self.strategy == "fsdp" and self.compile:
+            raise UserError("compile=true does not work with strategy=fsdp; give --compile false, or --strategy ddp")
         if self.steps is not None and self.epochs is not None:
             raise UserError(f"steps and epochs are both given ({self.steps} and {self.epochs:g}); give one of them")
         if self.steps is None and self.epochs is None:
@@ -158,8 +163,8 @@ class TrainConfig:
 
 #: Settings that may change when a run is resumed: up to rounding, they do not affect the weights.
 FREE_TO_CHANGE = {
-    "run", "micro_batch_size", "accelerator", "devices", "compile", "validate_every", "checkpoint_every", "keep",
-    "log_every", "tensorboard", "resume",
+    "run", "micro_batch_size", "accelerator", "devices", "strategy", "compile", "validate_every", "checkpoint_every",
+    "keep", "log_every", "tensorboard", "resume",
 }  # fmt: skip
 #: The length of a training: a resumed run may have another one, with the learning rates of that length.
 LENGTH = {"steps", "epochs"}

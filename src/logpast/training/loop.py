@@ -25,8 +25,10 @@ from logpast.evaluation.metrics import perplexity
 from logpast.evaluation.scoring import score
 from logpast.kernels.cuda_graphs import Replay
 from logpast.kernels.ops import HAS_TRITON
-from logpast.training.checkpoint import Checkpoint, save_checkpoint
+from logpast.training.checkpoint import Checkpoint, moments_of, save_checkpoint
+from logpast.training.compile import is_compiled
 from logpast.training.config import TrainConfig
+from logpast.training.devices import find_launcher, gather, unsharded, whole, with_launcher
 from logpast.training.memory_check import check_training
 from logpast.training.optimizer import learning_rate, set_learning_rate
 from logpast.training.resume import check_length, is_finished
@@ -69,7 +71,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     with (
         closing(run),
         cpu_threads(run.threads),
-        _stop_signals(lambda: run.done > start) as stop,
+        _stop_signals(lambda: run.done > start, run.launched) as stop,
         progress_bar("training", run.total, run.done, visible=run.leads) as progress,
     ):
         progress.say("\n".join([run.start_summary(), *run.notes]))
@@ -100,15 +102,19 @@ class Run:
         batches: training batches as a function of the step.
         carried: the state of a recurrent system, None for other systems.
         done: steps trained so far, of `total`.
+        launched: whether torchrun or srun has started this process.
         loss: mean loss of the last step's tokens, on the device.
         notes: what the user should know before the first step.
         threads: CPU threads to train with.
     """
 
     def __init__(self, config: TrainConfig) -> None:
-        self.fabric = fabric = make_fabric(config)
+        launcher = find_launcher()
+        self.launched = launcher is not None
+        config = with_launcher(config, launcher)
+        self.fabric = fabric = make_fabric(config, launcher)
         self.leads = fabric.global_rank == 0
-        self.compiled = config.compile or (config.compile is None and fabric.device.type == "cuda")
+        self.compiled = is_compiled(config, fabric.device)
         config, store, self.validation, resumed = open_inputs(config, fabric)
         if not (resumed and is_finished(resumed, config)):
             check_training(config, store.tokenizer.size, fabric.device, self.compiled, fabric.world_size)
@@ -175,7 +181,7 @@ class Run:
         fabric, config = self.fabric, self.config
         tokens = self._sum((batch.targets >= 0).sum())
         scored = tokens.clamp(min=1)
-        self.loss = torch.zeros((), device=fabric.device)
+        self.loss = torch.zeros((), dtype=self.bare.table.weight.dtype, device=fabric.device)
         size = config.micro_batch_size or len(batch.tokens)
         parts: Sequence[Batch | Segments] = batch.split(size)
         for number, part in enumerate(parts):
@@ -197,7 +203,7 @@ class Run:
                 self.model, self.optimizer, max_norm=config.optimizer.clip, error_if_nonfinite=False
             )
             assert norm is not None
-            self.norm = norm
+            self.norm = whole(norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.seen += tokens
@@ -225,7 +231,8 @@ class Run:
         assert self.validation is not None
         fabric, config, started = self.fabric, self.config, time.monotonic()
         # only the training step is compiled
-        with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
+        eager = torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
+        with eager, unsharded(self.bare):  # processes may score different numbers of batches
             nats = score(
                 self.model,
                 self.validation,
@@ -259,8 +266,10 @@ class Run:
         carried = self.carried
         if carried is not None and self.fabric.world_size > 1:
             carried = {name: self._gather(value) for name, value in carried.items()}
+        weights = gather(self.bare.state_dict(), keep=self.leads)
+        moments = gather(moments_of(self.bare, self.optimizer), keep=self.leads)
         if self.leads:
-            save_checkpoint(self.config, self.bare, self.optimizer, self.tokenizer, self.state, carried)
+            save_checkpoint(self.config, weights, moments, self.tokenizer, self.state, carried)
         self.saved = self.done
         self.fabric.barrier()
 
@@ -276,13 +285,14 @@ class Run:
         resuming = "; already finished" if self.done == self.total else f"; resuming after step {self.done:,}"
         trained = sum(parameter.numel() for parameter in self.bare.parameters() if parameter.requires_grad)
         frozen = f" ({trained:,} of them trained)" if self.config.freeze else ""
-        size, windows = self.config.batch_size, self.batches.count
+        size, windows, processes = self.config.batch_size, self.batches.count, self.fabric.world_size
+        devices = f"{processes} × " if processes > 1 else ""
         note = f"\nnote: batch_size ({size:,}) is larger than the text, which has {windows:,} windows; lower it"
         return (
             f"{state['parameters'] / 1e6:.1f}M parameters{frozen}, "
             f"attention over {self.bare.attention_length} positions; "
             f"{state['data']['name']}: {state['data']['tokens']:,} tokens, {self.total:,} steps = "
-            f"{epochs:.2f} epochs; {hardware['device']} ({hardware['name']}), {self.config.precision}"
+            f"{epochs:.2f} epochs; {devices}{hardware['device']} ({hardware['name']}), {self.config.precision}"
             + (resuming if self.done else "")
             + (note if size > windows else "")
         )
@@ -340,10 +350,11 @@ def _length_notes(config: TrainConfig, resumed: Checkpoint, total: int) -> list[
 
 
 @contextmanager
-def _stop_signals(trained: Callable[[], bool]) -> Iterator[threading.Event]:
+def _stop_signals(trained: Callable[[], bool], launched: bool) -> Iterator[threading.Event]:
     """Ctrl-C, SIGTERM and SIGHUP make the loop save and stop after the current step.
 
-    A second Ctrl-C or SIGTERM stops at once. So does the first signal while nothing is `trained` that could be saved.
+    A second Ctrl-C or SIGTERM stops at once, unless the process was `launched`: torchrun passes on a signal that may
+    have arrived here already. So does the first signal while nothing is `trained` that could be saved.
     """
     stop, requests = threading.Event(), list[int]()
 
@@ -351,7 +362,7 @@ def _stop_signals(trained: Callable[[], bool]) -> Iterator[threading.Event]:
         stop.set()
         if number != SIGHUP:  # a logout may send SIGHUP and SIGTERM
             requests.append(number)
-        if len(requests) > 1 or not trained():
+        if (len(requests) > 1 and not launched) or not trained():
             raise KeyboardInterrupt
 
     with handle_signals(ask, signal.SIGINT, signal.SIGTERM, SIGHUP):

@@ -67,7 +67,8 @@ def min_training_memory(
     each = (segments + 1) * stored if eager else segments * computed  # log-probabilities, and the logits of a segment
     logits = Part("the logits of a micro-batch", micro * model.window * vocabulary * each, micro, smaller)
     weights = Part("the parameters", parameters * stored)
-    trained = Part("the parameters with their gradients and AdamW's moments", 4 * parameters * stored)
+    held = 4 * parameters * stored // (processes if config.strategy == "fsdp" else 1)
+    trained = Part("the parameters with their gradients and AdamW's moments", held)
     forward, step = [weights, batch, carried, inside, logits], [trained, batch, carried]
     return max(forward, step, key=lambda parts: sum(part.bytes for part in parts))
 

@@ -17,6 +17,7 @@ from logpast.models import LanguageModel, Recurrent, State, build
 from logpast.training.checkpoint import Checkpoint
 from logpast.training.compile import compile_model
 from logpast.training.config import DataConfig, TrainConfig
+from logpast.training.devices import Launcher, environment, fabric_settings, unsharded
 from logpast.training.init_from import Source, open_source
 from logpast.training.log import Log
 from logpast.training.optimizer import build_optimizer, freeze
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
-def make_fabric(config: TrainConfig) -> Fabric:
+def make_fabric(config: TrainConfig, launcher: Launcher | None = None) -> Fabric:
     """Lightning Fabric for the devices and the precision of a run, with its processes started."""
     from lightning.fabric import Fabric  # takes seconds to import, so only where it is used
-    from lightning.fabric.plugins.precision import MixedPrecision
-    from lightning.fabric.strategies import DDPStrategy
+    from lightning.fabric.plugins.precision import DoublePrecision, MixedPrecision, Precision
 
     class Mixed(MixedPrecision):
         """Does not cast inputs: they are token ids, and a carried state that must keep its precision."""
@@ -40,15 +40,19 @@ def make_fabric(config: TrainConfig) -> Fabric:
         def convert_input(self, data: Any) -> Any:
             return data
 
-    mixed = Mixed("bf16-mixed", "cpu") if config.precision == "bf16-mixed" else None
+    class Double(DoublePrecision):
+        """Does not cast outputs to float32: losses, and a carried state."""
+
+        def convert_output(self, data: Any) -> Any:
+            return data
+
+    mixed = Mixed("bf16-mixed", "cpu")
+    precision = {"32-true": Precision(), "64-true": Double(), "bf16-mixed": mixed}[config.precision]
     try:
         fabric = Fabric(
             accelerator=config.accelerator,
-            devices=config.devices,
-            # buffers are constants; sharing them would require all processes to score equally many batches
-            strategy=DDPStrategy(broadcast_buffers=False) if config.devices > 1 else "auto",
-            precision=None if mixed else config.precision,
-            plugins=mixed,
+            plugins=[precision, environment(launcher)],
+            **fabric_settings(config, launcher),
         )
     except (ValueError, RuntimeError) as error:
         raise UserError(
@@ -56,8 +60,7 @@ def make_fabric(config: TrainConfig) -> Fabric:
         ) from None
     if fabric.device.type == "mps" and config.precision == "64-true":
         raise UserError("precision=64-true needs a CPU or CUDA device; give --accelerator cpu")
-    if mixed:
-        mixed.device = fabric.device.type  # known only now
+    mixed.device = fabric.device.type  # known only now
     fabric.launch()
     return fabric
 
@@ -120,7 +123,8 @@ def make_optimizer(
     config: TrainConfig, fabric: Fabric, model: LanguageModel, resumed: Checkpoint | None
 ) -> tuple[Any, Any]:
     """The model and its optimizer, on the device and wrapped by Fabric."""
-    wrapped, optimizer = fabric.setup(model, build_optimizer(model, config.optimizer, fabric.device))
+    wrapped = fabric.setup_module(model)
+    optimizer: Any = fabric.setup_optimizers(build_optimizer(model, config.optimizer, fabric.device))
     if resumed:
         resumed.load_optimizer(model, optimizer)
     return wrapped, optimizer
@@ -136,7 +140,8 @@ def make_carried_state(model: LanguageModel, rows: slice, resumed: Checkpoint | 
     """What a recurrent system carries from step to step, for the rows of this process; None for other systems."""
     if not isinstance(model, Recurrent):
         return None
-    carried = {name: value.detach().clone() for name, value in model.start(rows.stop - rows.start).items()}
+    with unsharded(model):
+        carried = {name: value.detach().clone() for name, value in model.start(rows.stop - rows.start).items()}
     for name, value in (resumed.carried() if resumed else {}).items():
         carried[name].copy_(value[rows])
     return carried

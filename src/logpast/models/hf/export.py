@@ -234,7 +234,7 @@ def _write_run(folder: Path, out: Path) -> None:
     config = replace(config, run=out, model=model.config.model_config, resume=False)
     if state["best"] and state["best"]["step"] != state["step"]:
         state["best"] = None  # another checkpoint, which is not there
-    save_checkpoint(config, model.core, None, tokenizer, state)
+    save_checkpoint(config, model.core.state_dict(), None, tokenizer, state)
     text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
     atomic_write(out / "config.yaml", text)
 
