@@ -169,7 +169,7 @@ class Stream:
         top_p: float | None = None,
         allowed: Tensor | None = None,
     ) -> tuple[list[int], Tensor]:
-        """Sample the next token of each text and append it, as `sample` does. Returns the tokens and the logits (B, V)."""
+        """One step of `sample`: the tokens, and the logits (B, V) that they were sampled from."""
         logits = self.logits().cpu()
         if logits.isnan().any():
             raise UserError("the model's predictions are NaN: its training diverged; use an earlier checkpoint")
