@@ -2,8 +2,7 @@
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +15,7 @@ from logpast.generation import load
 from logpast.models import LogMemoryConfig
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
-
-Serving = Callable[..., Any]
+from serving.helpers import Serving
 
 
 @pytest.fixture(scope="package")
@@ -66,13 +64,19 @@ def serving(parts: Any) -> Serving:
         server = make_server(Api(completions, engine, "tiny", max_bytes, seconds, api_key), engine)
         listening = socket.create_server(("127.0.0.1", 0))
         port = listening.getsockname()[1]
-        thread = threading.Thread(target=server.run, args=([listening],))
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=api_key or "none", max_retries=0)
-        yield SimpleNamespace(port=port, client=client, engine=engine, completions=completions)
-        client.close()
-        server.should_exit = True
-        thread.join()
+
+        def stop() -> None:
+            server.should_exit = True
+            thread.join()
+
+        try:
+            yield SimpleNamespace(port=port, client=client, engine=engine, completions=completions, stop=stop)
+        finally:
+            stop()
+            client.close()
 
     return start
 
@@ -81,10 +85,3 @@ def serving(parts: Any) -> Serving:
 def server(serving: Serving) -> Iterator[Any]:
     with serving() as started:
         yield started
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)

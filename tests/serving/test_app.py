@@ -13,7 +13,8 @@ import pytest
 
 from logpast.generation import generate
 from logpast.models.stream import Stream
-from serving.conftest import Serving, wait_for
+from logpast.serving.engine import Job
+from serving.helpers import Serving, wait_for
 
 openai = pytest.importorskip("openai")
 ENDLESS = {"model": "tiny", "prompt": "And", "max_tokens": 5000}
@@ -226,10 +227,10 @@ def test_clients_get_the_exceptions_of_their_package(server: Any, serving: Servi
     assert server.client.models.retrieve("tiny").owned_by == "logpast"
     with pytest.raises(openai.NotFoundError):
         server.client.chat.completions.create(model="tiny", messages=[])
-    with serving(api_key="sécret") as locked:
+    with serving(api_key="key-1") as locked:
         assert text(locked)
         with pytest.raises(openai.AuthenticationError):
-            text(locked, extra_headers={"Authorization": "Bearer secret"})
+            text(locked, extra_headers={"Authorization": "Bearer key-2"})
         assert send(locked, "GET", "/v1/models")[0] == 401
         assert send(locked, "GET", "/health")[0] == 200
 
@@ -288,25 +289,38 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(serving: Serving) -> N
 
 
 def test_when_time_is_over_the_answer_ends_with_what_there_is(serving: Serving) -> None:
-    with serving(seconds=0.5, active=1) as server, ThreadPoolExecutor() as pool:
-        started = time.monotonic()
-        first = pool.submit(complete, server, max_tokens=5000, stop="not there")
-        wait_for(lambda: server.engine.counts()["active"] == 1)
-        with pytest.raises(openai.InternalServerError) as caught:  # it waits for the first
-            complete(server, max_tokens=5000)
-        assert (caught.value.status_code, caught.value.code) == (504, "timeout")
-        found = first.result()
-        assert time.monotonic() - started < 10
-        assert found.choices[0].finish_reason == "length"
-        assert found.choices[0].text == text(server, max_tokens=found.usage.completion_tokens)
+    with serving(seconds=0.5) as server:
+        for stream in (False, True):
+            found = complete(server, max_tokens=5000, stop="not there", stream=stream)
+            pieces = list(found) if stream else [found]
+            answer = "".join(piece.choices[0].text for piece in pieces)
+            assert pieces[-1].choices[0].finish_reason == "length"
+            assert 0 < len(answer) < 5000
+            assert text(server, max_tokens=5000).startswith(answer[: len(answer) // 3])
+
+
+def test_a_request_without_time_for_a_token_is_a_timeout(serving: Serving) -> None:
+    def work() -> Any:
+        time.sleep(0.5)
+        yield
+
+    with serving(seconds=0.2, active=1) as server:
+        server.engine.submit(Job(work(), lambda event: None, time.monotonic() + 9))
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError) as caught:
+                complete(server, stream=stream)
+            assert (caught.value.status_code, caught.value.code) == (504, "timeout")
+            server.engine.submit(Job(work(), lambda event: None, time.monotonic() + 9))
 
 
 def test_fifty_at_once_get_the_answers_that_they_get_alone(server: Any) -> None:
     """The server answers other questions meanwhile."""
     prompts = [f"And God {number}" for number in range(50)]
-    alone = [text(server, prompt, seed=number) for number, prompt in enumerate(prompts)]
+    alone = [text(server, prompt, seed=number, max_tokens=8) for number, prompt in enumerate(prompts)]
     with ThreadPoolExecutor(50) as pool:
-        answers = [pool.submit(text, server, prompt, seed=number) for number, prompt in enumerate(prompts)]
+        answers = [
+            pool.submit(text, server, prompt, seed=number, max_tokens=8) for number, prompt in enumerate(prompts)
+        ]
         wait_for(lambda: server.engine.counts()["waiting"] > 0)
         status, _, health = send(server, "GET", "/health")
         assert (status, health["model"]) == (200, "tiny")
@@ -357,9 +371,10 @@ def test_a_bug_is_an_internal_error_and_the_server_lives_on(
 
 
 def test_stopping_ends_answers_with_what_there_is(serving: Serving) -> None:
-    with serving() as server:
-        answer = iter(complete(server, max_tokens=5000, stream=True))
-        next(answer)
-    pieces = list(answer)
+    with serving() as server, ThreadPoolExecutor() as pool:
+        answer = pool.submit(lambda: list(complete(server, max_tokens=5000, stream=True)))
+        wait_for(lambda: server.engine.counts()["steps"] > 2)
+        server.stop()
+        pieces = answer.result()
     assert 0 < len(pieces) < 5000
     assert pieces[-1].choices[0].finish_reason == "length"

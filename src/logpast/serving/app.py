@@ -221,7 +221,7 @@ async def _failed(request: HttpRequest, error: Exception) -> Response:
 
 def _error(error: Exception) -> tuple[int, dict[str, Any]]:
     """The status of an error, and OpenAI's description."""
-    status, message, param, code = 500, "internal error; the server's log has more", None, None
+    status, message, param, code = 500, "internal error", None, None
     if isinstance(error, HTTPException):
         status, message = error.status_code, error.detail
     elif isinstance(error, UserError):

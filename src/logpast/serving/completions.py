@@ -205,7 +205,7 @@ class Completions:
                 param="prompt", code="context_length_exceeded",
             )  # fmt: skip
         if not all(each < size for ids in found for each in ids):
-            raise Refused(f"token ids must be below {size}", param="prompt")
+            raise Refused(f"prompt has token ids from {size}, and the vocabulary ends before", param="prompt")
         return found
 
     def steps(self, response: str, request: Request, prompts: list[list[int]]) -> Steps:

@@ -38,7 +38,7 @@ class Job:
     Attributes:
         steps: does a little work with every `next`.
         emit: called in the engine's thread with what the steps yield, unless it is None; last with what they return, or
-            the exception that they raise.
+            with a UserError.
         ends: when its time is over, on the monotonic clock.
         cancelled: nobody waits for it any more.
     """
@@ -93,7 +93,7 @@ class Engine:
     def _run(self) -> None:
         with cpu_threads(self._threads):
             while job := self._next():
-                ended = self._advance(job)
+                ended, event = _advance(job)
                 with self._changed:
                     self._counts["steps"] += 1
                     if ended:
@@ -101,6 +101,9 @@ class Engine:
                         self._counts[ended] += 1
                     else:
                         self._active.rotate(-1)
+                if event is not None:
+                    with suppress(RuntimeError):  # the event loop is closed: nobody waits
+                        job.emit(event)
 
     def _next(self) -> Job | None:
         """The job whose turn it is; None when the engine is closed and has none left."""
@@ -115,33 +118,23 @@ class Engine:
                 self._active.append(self._waiting.popleft())
             return self._active[0] if self._active else None
 
-    def _advance(self, job: Job) -> str | None:
-        """One step. Returns how the job ended, or None."""
-        try:
-            if job.cancelled:
-                job.steps.close()
-                return "cancelled"
-            if job.ends < time.monotonic():
-                job.ends = math.inf
-                event = job.steps.throw(OutOfTime)
-            else:
-                event = next(job.steps)
-        except StopIteration as end:
-            _tell(job, end.value)
-            return "finished"
-        except OutOfTime:
-            _tell(job, Refused("there was no time for the first token", status=504, code="timeout"))
-            return "failed"
-        except Exception as error:
-            if not isinstance(error, UserError):
-                LOG.exception("a completion failed")
-            _tell(job, error)
-            return "failed"
-        if event is not None:
-            _tell(job, event)
-        return None
 
-
-def _tell(job: Job, event: Any) -> None:
-    with suppress(RuntimeError):  # the event loop is closed: nobody waits
-        job.emit(event)
+def _advance(job: Job) -> tuple[str | None, Any]:
+    """One step of a job: how it ended, or None, and its event."""
+    try:
+        if job.cancelled:
+            job.steps.close()
+            return "cancelled", None
+        if job.ends < time.monotonic():
+            job.ends = math.inf
+            return None, job.steps.throw(OutOfTime)
+        return None, next(job.steps)
+    except StopIteration as end:
+        return "finished", end.value
+    except OutOfTime:
+        return "failed", Refused("there was no time for the first token", status=504, code="timeout")
+    except UserError as error:
+        return "failed", error
+    except Exception:
+        LOG.exception("a completion failed")
+        return "failed", Refused("internal error; the server's log has more", status=500, code="internal")
