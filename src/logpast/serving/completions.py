@@ -254,7 +254,7 @@ class Completions:
         if top is None:
             return None
         log_probs = logits.log_softmax(0)
-        best = log_probs.topk(top)
+        best = log_probs[: self.tokenizer.size].topk(top)  # the model's vocabulary may be larger
         names = {self._name(i): p for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)}
         return TokenLogprobs(self._name(token), float(log_probs[token]), names, 0)
 
