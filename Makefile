@@ -39,7 +39,7 @@ pages: $(READY)
 
 docs: $(READY)
 	$(BIN)/pdoc --docformat google --output-directory build/docs $(addprefix logpast.,filters memory recall kernels models data \
-		evaluation training generation analysis explore comparison sweeps ledger paper demo reporting util cli completion)
+		evaluation training generation serving analysis explore comparison sweeps ledger paper demo reporting util cli completion)
 	@echo "open build/docs/index.html"
 
 lint: $(READY)

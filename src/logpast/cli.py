@@ -55,6 +55,10 @@ SECTIONS = {
         "train": Command("logpast.training.loop", "train", "train a model from a recipe"),
         "eval": Command("logpast.evaluation.evaluate", "evaluate", "score a model: perplexity, bits per byte"),
         "generate": Command("logpast.generation", "generate", "continue a prompt", texts="stop"),
+        "serve": Command(
+            "logpast.serving.serve", "serve", "answer requests over HTTP, with OpenAI's interface",
+            "checkpoint", "CHECKPOINT",
+        ),
         "analyze": Command(
             "logpast.analysis.analyze", "analyze", "show where a model gains and how far back it looks",
             "checkpoint", "CHECKPOINT",

@@ -17,6 +17,7 @@ import torch
 
 from logpast.data import Tokenizer, text_files
 from logpast.data.prepare import pieces_of
+from logpast.models import LanguageModel
 from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_model
 from logpast.util.environment import cpu_threads, pick_device, thread_count
@@ -107,13 +108,7 @@ def generate(
     _check_files(prompt, prompt_file, follow, interactive)
     ensure_all_writable({"--save_state": save_state})
     prompt = _valid_utf8(prompt) if prompt_file is None else "".join(_blocks(prompt_file))
-    found = find_model(checkpoint)
-    tokenizer = found.load_tokenizer()
-    model = found.load_model().to(pick_device(device)).eval()
-    if recall_limit is not None:
-        if not model.config.recall:
-            raise UserError(f"recall_limit is for models with recall, and {checkpoint} has none; leave it out")
-        model.recall.limit = recall_limit
+    model, tokenizer = load(checkpoint, device, recall_limit)
     count = samples or 1
     randoms = [torch.Generator().manual_seed(seed + number) for number in range(count)]
     allowed = torch.from_numpy(tokenizer.is_text)  # no model of ours has learned when to predict end-of-text
@@ -127,12 +122,7 @@ def generate(
         return [until_stop(decode(each, tokenizer), stop) for each in by_sample]
 
     with cpu_threads(thread_count(model.parameter_count())):
-        stream = model.stream(tokenizer.eot) if load_state is None else Stream.load(model, load_state)
-        if stream.batch > 1:
-            raise UserError(f"{load_state} is the state of {stream.batch} texts; save that of one: stream.select([0])")
-        if follow is not None:
-            size = follow.stat().st_size // 1000 if follow.is_file() else None
-            _read(stream, _blocks(follow), tokenizer, _name(follow), size)
+        stream = open_stream(model, tokenizer, load_state, follow)
         if interactive:
             text, stream = _converse(stream, tokenizer, prompt, lambda stream: continue_text(stream)[0])
         else:
@@ -147,6 +137,29 @@ def generate(
                 print(f"--- sample {number} of {count} ---")
             texts.append("".join(_printed(chain([prompt] if echo else [], pieces))))
         return texts[0] if samples is None else texts
+
+
+def load(checkpoint: Path, device: str, recall_limit: float | None) -> tuple[LanguageModel, Tokenizer]:
+    """A model to generate with, on its device, and its tokenizer."""
+    found = find_model(checkpoint)
+    tokenizer = found.load_tokenizer()
+    model = found.load_model().to(pick_device(device)).eval()
+    if recall_limit is not None:
+        if not model.config.recall:
+            raise UserError(f"recall_limit is for models with recall, and {checkpoint} has none; leave it out")
+        model.recall.limit = recall_limit
+    return model, tokenizer
+
+
+def open_stream(model: LanguageModel, tokenizer: Tokenizer, load_state: Path | None, follow: Path | None) -> Stream:
+    """The stream of a text: a new one, or one whose state was saved, and then the text of a file."""
+    stream = model.stream(tokenizer.eot) if load_state is None else Stream.load(model, load_state)
+    if stream.batch > 1:
+        raise UserError(f"{load_state} is the state of {stream.batch} texts; save that of one: stream.select([0])")
+    if follow is not None:
+        size = follow.stat().st_size // 1000 if follow.is_file() else None
+        _read(stream, _blocks(follow), tokenizer, _name(follow), size)
+    return stream
 
 
 def _read(stream: Stream, blocks: Iterable[str], tokenizer: Tokenizer, name: str, kilobytes: int | None = None) -> None:
@@ -201,20 +214,36 @@ def decode(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def until_stop(pieces: Iterable[str], stop: list[str]) -> Iterator[str]:
-    """The text up to the first of the stop texts, however the pieces split it. What may be the beginning of one is held
-    back until it is known.
-    """
-    held = ""
+    """The text up to the first of the stop texts, however the pieces split it."""
+    text = UntilStop(stop)
     for piece in pieces:
-        held += piece
-        found = [(at + len(text), at) for text in stop if (at := held.find(text)) >= 0]
-        if found:
-            yield held[: min(found)[1]]  # the first to be complete
+        yield text.add(piece)
+        if text.stopped:
             return
-        safe = next(at for at in range(len(held) + 1) if any(text.startswith(held[at:]) for text in ["", *stop]))
-        yield held[:safe]
-        held = held[safe:]
-    yield held
+    yield text.held
+
+
+class UntilStop:
+    """A text that comes in pieces and ends before the first of the stop texts.
+
+    Attributes:
+        held: the end of the text that may be the beginning of a stop text; it is held back until that is known.
+        stopped: whether there was a stop text.
+    """
+
+    def __init__(self, stop: list[str]) -> None:
+        self.stop, self.held, self.stopped = stop, "", False
+
+    def add(self, piece: str) -> str:
+        """Append a piece. Returns what is now known to be part of the text."""
+        text = self.held + piece
+        found = [(at + len(stop), at) for stop in self.stop if (at := text.find(stop)) >= 0]
+        if found:
+            self.held, self.stopped = "", True
+            return text[: min(found)[1]]  # the first to be complete
+        safe = next(at for at in range(len(text) + 1) if any(stop.startswith(text[at:]) for stop in ["", *self.stop]))
+        self.held = text[safe:]
+        return text[:safe]
 
 
 def _check_files(prompt: str, prompt_file: Path | None, follow: Path | None, interactive: bool) -> None:
@@ -227,8 +256,13 @@ def _check_files(prompt: str, prompt_file: Path | None, follow: Path | None, int
     if prompt and prompt_file is not None:
         raise UserError("give prompt or prompt_file, not both")
     if follow is not None:
-        with _open(follow):
-            pass
+        ensure_readable(follow)
+
+
+def ensure_readable(file: Path) -> None:
+    """Raise UserError if a text cannot be opened."""
+    with _open(file):
+        pass
 
 
 def _blocks(file: Path) -> Iterator[str]:

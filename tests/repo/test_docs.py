@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from logpast.training.config import TrainConfig
 from logpast.training.loop import train
 from markdown_pages import PAGES, ROOT, anchors, code_blocks, commands, inline_commands, links
 from models.hf.tiny import save_tiny
+from serving.helpers import while_serving
 
 SMALL = ["--steps=3", "--batch_size=4", "--model.layers=1", "--model.width=16", "--accelerator=cpu"]
 
@@ -113,6 +115,44 @@ def test_examples_of_streaming_run(
         assert not stop.value.code, capsys.readouterr().err
     for number, block in enumerate(code):
         exec(compile(block, f"docs/streaming.md, example {number}", "exec"), {})
+
+
+def test_examples_of_serving_run(
+    tmp_path: Path,
+    books: Path,
+    train_config: TrainConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each server is started as a reader would type it. The first one, and one that reads a book, get all requests."""
+    for package in ("transformers", "openai", "uvicorn"):
+        pytest.importorskip(package)
+    from logpast.models.hf.attach import attach_memory, load_model
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(books / "0.txt", "book.txt")
+    train(replace(train_config, run=Path("runs/mine"), steps=2))
+    (tmp_path / "path/to/model").mkdir(parents=True)
+    save_tiny(tmp_path / "path/to/model", [(books / "0.txt").read_text()])
+    attach_memory(load_model("path/to/model"), window=16, recall=100).save_pretrained("attached/mine")
+    page = ROOT / "docs" / "serving.md"
+    typed, code, curls = commands(page), code_blocks(page, "python"), commands(page, "curl")
+    assert (len(typed), len(code), len(curls)) == (5, 2, 3)
+
+    def ask(port: int) -> None:
+        for words in curls if shutil.which("curl") else []:
+            here = [word.replace("8000", str(port)) for word in words]
+            subprocess.run(["curl", "--silent", "--fail", *here], capture_output=True, check=True)
+        for number, block in enumerate(code):
+            exec(compile(block.replace("8000", str(port)), f"docs/serving.md, example {number}", "exec"), {})
+
+    for words in typed:
+        if words[0] == "serve":
+            while_serving(ask, *words[1:])
+        else:
+            with pytest.raises(SystemExit) as stop:
+                main(words)
+            assert not stop.value.code, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

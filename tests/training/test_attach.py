@@ -154,7 +154,7 @@ def test_folder_without_tokenizer_or_training_text_is_scored(model: Path, repeat
 def test_commands_that_need_a_run_refuse_the_folder(model: Path, tmp_path: Path) -> None:
     attach_memory(load_model(model), window=16, recall=50).save_pretrained(tmp_path)
     for refuse in (lambda: analyze(tmp_path, "x"), lambda: export(tmp_path, "hf", tmp_path / "out")):
-        with pytest.raises(UserError, match="only eval, explore and generate take"):
+        with pytest.raises(UserError, match="only eval, explore, generate and serve take"):
             refuse()
 
 

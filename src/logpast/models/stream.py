@@ -159,16 +159,26 @@ class Stream:
             allowed: (V,) bool, the tokens that may be sampled; by default all.
         """
         while True:
-            logits = self.logits().cpu()
-            if logits.isnan().any():
-                raise UserError("the model's predictions are NaN: its training diverged; use an earlier checkpoint")
-            if allowed is not None:
-                logits = logits[:, : len(allowed)].masked_fill(~allowed, -torch.inf)
-            sampled = [
-                _sample(row, temperature, top_k, top_p, random) for row, random in zip(logits, randoms, strict=True)
-            ]
-            self.append([[token] for token in sampled])
-            yield sampled
+            yield self.step(randoms, temperature, top_k, top_p, allowed)[0]
+
+    def step(
+        self,
+        randoms: Sequence[torch.Generator],
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        allowed: Tensor | None = None,
+    ) -> tuple[list[int], Tensor]:
+        """One step of `sample`: the tokens, and the logits (B, V) that they were sampled from."""
+        logits = self.logits().cpu()
+        if logits.isnan().any():
+            raise UserError("the model's predictions are NaN: its training diverged; use an earlier checkpoint")
+        choices = logits if allowed is None else logits[:, : len(allowed)].masked_fill(~allowed, -torch.inf)
+        sampled = [
+            _sample(row, temperature, top_k, top_p, random) for row, random in zip(choices, randoms, strict=True)
+        ]
+        self.append([[token] for token in sampled])
+        return sampled, logits
 
     def generate(
         self,

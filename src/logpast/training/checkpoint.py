@@ -227,7 +227,7 @@ def find_checkpoint(path: Path, which: str = "best", for_training: bool = False)
 def _hint(path: Path) -> str:
     """What to do with a folder that is no run."""
     if (path / ATTACHED).is_file():
-        return "it is a pretrained model with a memory, which only eval, explore and generate take"
+        return "it is a pretrained model with a memory, which only eval, explore, generate and serve take"
     with suppress(OSError, ValueError):
         if json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"] == "logpast":
             return f"make a run of this Hugging Face model: logpast export {path} --to logpast --out RUN"

@@ -1,0 +1,1 @@
+"""`logpast serve`: an OpenAI-compatible completions endpoint."""
