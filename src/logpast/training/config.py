@@ -101,6 +101,9 @@ class TrainConfig:
     """auto: CUDA if available, else Apple's MPS, else the CPU"""
     devices: PositiveInt = 1
     """number of devices; each gets an equal share of every batch"""
+    timeout: PositiveFloat = 600.0
+    """seconds to wait for another process of a run on several devices; if it does not answer, the run ends with an
+    error"""
     compile: bool | None = None
     """compile the model with torch.compile; default: only on a CUDA device"""
     validate_every: PositiveInt = 500
@@ -158,8 +161,8 @@ class TrainConfig:
 
 #: Settings that may change when a run is resumed: up to rounding, they do not affect the weights.
 FREE_TO_CHANGE = {
-    "run", "micro_batch_size", "accelerator", "devices", "compile", "validate_every", "checkpoint_every", "keep",
-    "log_every", "tensorboard", "resume",
+    "run", "micro_batch_size", "accelerator", "devices", "timeout", "compile", "validate_every", "checkpoint_every",
+    "keep", "log_every", "tensorboard", "resume",
 }  # fmt: skip
 #: The length of a training: a resumed run may have another one, with the learning rates of that length.
 LENGTH = {"steps", "epochs"}

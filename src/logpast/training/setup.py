@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,12 +42,13 @@ def make_fabric(config: TrainConfig) -> Fabric:
             return data
 
     mixed = Mixed("bf16-mixed", "cpu") if config.precision == "bf16-mixed" else None
+    # buffers are constants; sharing them would require all processes to score equally many batches
+    several = DDPStrategy(broadcast_buffers=False, timeout=timedelta(seconds=config.timeout))
     try:
         fabric = Fabric(
             accelerator=config.accelerator,
             devices=config.devices,
-            # buffers are constants; sharing them would require all processes to score equally many batches
-            strategy=DDPStrategy(broadcast_buffers=False) if config.devices > 1 else "auto",
+            strategy=several if config.devices > 1 else "auto",
             precision=None if mixed else config.precision,
             plugins=mixed,
         )
@@ -176,7 +178,8 @@ def open_run_dir(config: TrainConfig, fabric: Fabric, resumed: Checkpoint | None
     if fabric.global_rank == 0:
         try:
             folder.enter_context(locked_run_dir(config, resumed))
-            log = Log(config.run, config.tensorboard, step)
+            same = resumed and resumed.path.resolve().parent.parent == config.run.resolve()
+            log = Log(config.run, config.tensorboard, step, resumed.state.get("log") if resumed and same else None)
         except UserError as error:
             problem = str(error)
         except OSError as error:
