@@ -178,8 +178,11 @@ def _run_and_report(argv: list[str]) -> int:
             return 0
         if error.filename is None and error.errno not in DISK_FULL:
             raise  # not about a file: a bug
-        fix = "; free some space, or write elsewhere" if error.errno in DISK_FULL else ""
-        print(f"logpast: {error.filename or 'the disk'}: {error.strerror}{fix}", file=sys.stderr)
+        fixes = dict.fromkeys(DISK_FULL, "; free some space, or write elsewhere") | {errno.EROFS: "; write elsewhere"}
+        print(
+            f"logpast: {error.filename or 'the disk'}: {error.strerror}{fixes.get(error.errno or 0, '')}",
+            file=sys.stderr,
+        )
     except (MemoryError, RuntimeError) as error:
         if not (is_out_of_memory(error) or is_lost_process(error)):
             raise

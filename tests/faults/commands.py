@@ -33,7 +33,7 @@ TIMES = 5
 STEPS = 60
 FOREVER = 300.0  # seconds after which a command has failed to end
 WALL_CLOCK = {"tokens_per_second"}  # fields of the log that differ from run to run
-FREE = {"seconds", "log"}  # the same of state.json; the hash of the log depends on them
+FREE = {"seconds", "log", "revision"}  # the same of state.json; the hash of the log depends on them
 ERROR = re.compile(r"logpast: (?!warning|moved )(.*)")
 
 

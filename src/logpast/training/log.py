@@ -148,11 +148,21 @@ def _content(path: Path, step: int, saved: dict[str, Any] | None) -> bytes:
         print(f"logpast: warning: {path} is missing; the log starts after step {step}", file=sys.stderr)
         return b""
     kept = path.read_bytes()[: saved["bytes"]] if path.exists() else b""
+    if _first_step(kept) > step:  # the checkpoint was copied from the run that this one resumes
+        return b""
     if hashlib.sha256(kept).hexdigest() != saved["sha256"]:
         raise UserError(
             f"{path} has changed since step {step} was saved; restore it, or move it away to resume without its records"
         )
     return kept
+
+
+def _first_step(content: bytes) -> int:
+    """The step of the first record; -1 if it is damaged."""
+    try:
+        return int(json.loads(content.partition(b"\n")[0])["step"])
+    except (ValueError, TypeError, KeyError):
+        return -1
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
