@@ -62,7 +62,7 @@ test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
 
 test-faults: $(READY)
-	LOGPAST_FAULTS=results/faults.json $(BIN)/pytest -m faults tests/faults
+	LOGPAST_FAULTS=results/faults.json $(BIN)/pytest --numprocesses 2 --dist worksteal -m faults tests/faults
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
