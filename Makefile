@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 
-.PHONY: help demo explore compare pages test test-slow test-gpu lint format docs clean
+.PHONY: help demo explore compare pages test test-slow test-gpu test-faults lint format docs clean
 
 help:
 	@echo "make demo       train small models with and without a memory, compare them (a few minutes)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test       lint, types and tests (minutes; real corpora are used where LOGPAST_DATA names their folder)"
 	@echo "make test-slow  the tests that take many minutes"
 	@echo "make test-gpu   the tests that need a CUDA device"
+	@echo "make test-faults  kill, full disk, damaged files and other faults, five times each (half an hour; writes results/faults.json)"
 	@echo "make pages      write the numbers of results/ into README.md, docs/ and results/"
 	@echo "make docs       pages of the Python interface, from its docstrings, into build/docs"
 	@echo "make format     put the code into its usual form"
@@ -52,13 +53,16 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 test: lint
-	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow and not gpu'
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow and not gpu and not faults'
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
+
+test-faults: $(READY)
+	LOGPAST_FAULTS=results/faults.json $(BIN)/pytest --numprocesses 2 --dist worksteal -m faults tests/faults
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

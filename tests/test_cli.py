@@ -551,6 +551,8 @@ def test_out_of_memory_is_a_one_line_error(
 
     monkeypatch.setattr(cli, "run", allocate)
     assert "batch_size" in error_of(capsys, "train")
+    error = RuntimeError("[/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer.")
+    assert "--resume auto" in error_of(capsys, "train")
     error = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match="a bug"):
         main(["train"])

@@ -716,7 +716,48 @@ def _retrieval(results: Path) -> str:
     return as_markdown(Table(["question", "tokens back", *systems], lines))
 
 
+# Reliability
+
+
+DAMAGES = ("flipped bit", "truncation")
+
+
+def _faults(results: Path) -> str:
+    """Faults of processes, disks, networks and clocks."""
+    heads = ["fault", "times", "equal to the undisturbed run", "one line, nothing else", "seconds"]
+    rows = [
+        [fault, *(str(each[name]) for name in ("injected", "equal", "line", "seconds"))]
+        for fault, each in read_table(results, "faults")["faults"].items()
+        if not fault.startswith(DAMAGES)
+    ]
+    return as_markdown(Table(heads, rows))
+
+
+def _damaged_files(results: Path) -> str:
+    """Faults of files: one row per file."""
+    faults = read_table(results, "faults")["faults"]
+    heads = ["file", *(f"{damage}: {what}" for damage in DAMAGES for what in ("times", "no harm", "one line"))]
+    files = [fault.removeprefix(f"{DAMAGES[0]}: ") for fault in faults if fault.startswith(DAMAGES[0])]
+    rows = [
+        [
+            file,
+            *(str(faults[f"{damage}: {file}"][name]) for damage in DAMAGES for name in ("injected", "equal", "line")),
+        ]
+        for file in files
+    ]
+    return as_markdown(Table(heads, rows))
+
+
+def _fault_counts(results: Path) -> str:
+    faults = read_table(results, "faults")["faults"].values()
+    injected, equal, line = (sum(each[name] for each in faults) for name in ("injected", "equal", "line"))
+    return f"{injected} faults: {equal} ended equal to the undisturbed run, {line} with one line"
+
+
 VIEWS: dict[str, View] = {
+    "faults": _faults,
+    "damaged-files": _damaged_files,
+    "fault-counts": _fault_counts,
     "row-fields": _row_fields,
     "demo-summary": _demo_summary,
     "demo-text": _demo_text,

@@ -19,7 +19,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args, get_origin
 
-from logpast.util.errors import DISK_FULL, OUT_OF_MEMORY, UserError, is_out_of_memory, suggest
+from logpast.util.errors import (
+    DISK_FULL,
+    LOST_PROCESS,
+    OUT_OF_MEMORY,
+    UserError,
+    is_lost_process,
+    is_out_of_memory,
+    suggest,
+)
 from logpast.util.signals import SIGHUP, handle_signals, silence_closed_terminal
 from logpast.util.source import Parameter, class_fields, function_parameters, system_configs
 from logpast.version import __version__
@@ -174,12 +182,15 @@ def _run_and_report(argv: list[str]) -> int:
             return 0
         if error.filename is None and error.errno not in DISK_FULL:
             raise  # not about a file: a bug
-        fix = "; free some space, or write elsewhere" if error.errno in DISK_FULL else ""
-        print(f"logpast: {error.filename or 'the disk'}: {error.strerror}{fix}", file=sys.stderr)
+        fixes = dict.fromkeys(DISK_FULL, "; free some space, or write elsewhere") | {errno.EROFS: "; write elsewhere"}
+        print(
+            f"logpast: {error.filename or 'the disk'}: {error.strerror}{fixes.get(error.errno or 0, '')}",
+            file=sys.stderr,
+        )
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        if not (is_out_of_memory(error) or is_lost_process(error)):
             raise
-        print(f"logpast: {OUT_OF_MEMORY}", file=sys.stderr)
+        print(f"logpast: {OUT_OF_MEMORY if is_out_of_memory(error) else LOST_PROCESS}", file=sys.stderr)
     return 2
 
 

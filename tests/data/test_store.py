@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,12 @@ def test_repr_is_one_short_line(texts: Path) -> None:
     assert repr(store).startswith(f"<TokenStore {store.name}: {len(store):,} tokens (gpt2) in ")
     assert "\n" not in repr(store)
     assert "array" not in repr(store)
+
+
+def test_a_change_in_what_store_json_says_is_noticed(store: TokenStore, tmp_path: Path) -> None:
+    shutil.copytree(store.path, folder := tmp_path / "store")
+    about = folder / "store.json"
+    about.write_text(about.read_text().replace(f'"name": "{store.name}"', '"name": "another"', 1))
+    assert '"another"' in about.read_text()
+    with pytest.raises(UserError, match=f"{folder} is damaged: store.json.*crc32"):
+        TokenStore.open(folder)

@@ -170,3 +170,12 @@ def test_lines_that_are_not_rows_are_reported(line: str, problem: str, tmp_path:
 def test_other_measurements_are_not_validated(tmp_path: Path) -> None:
     lines = [{"step": 1, "loss": 3.0}, {"scores": 3}, {"recipe": "demo"}]
     assert ledger.read(write(tmp_path / "log.jsonl", *lines)) == lines
+
+
+def test_a_row_that_changed_since_it_was_appended_is_noticed(tmp_path: Path) -> None:
+    file, entry = tmp_path / "rows.jsonl", {"case": "é", "milliseconds": 1.25}
+    ledger.append(file, entry)
+    assert ledger.read(file) == [entry]
+    file.write_text(file.read_text().replace("1.25", "1.75"))
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 1 .*crc32"):
+        ledger.read(file)

@@ -231,3 +231,15 @@ def test_a_damaged_state_is_refused_in_words(changes: dict[str, Tensor], problem
     save_file(model.stream(12).state() | changes, tmp_path / "state")
     with pytest.raises(UserError, match=f"{tmp_path / 'state'}: .*{problem}"):
         Stream.load(model, tmp_path / "state")
+
+
+def test_a_changed_id_in_a_saved_state_is_noticed(tmp_path: Path) -> None:
+    model = random_model(RecentConfig(slots=3, **SIZES))
+    stream, file = model.stream(12), tmp_path / "state"
+    stream.push([7, 7, 7])
+    stream.save(file)
+    before = torch.tensor([7, 7, 7], dtype=torch.int32).numpy().tobytes()
+    assert before in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(before, torch.tensor([7, 5, 7], dtype=torch.int32).numpy().tobytes()))
+    with pytest.raises(UserError, match=f"{file}: it has changed"):
+        Stream.load(model, file)

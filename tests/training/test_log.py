@@ -14,6 +14,7 @@ from logpast.training.config import TrainConfig
 from logpast.training.log import Log, last_record, read_log
 from logpast.training.loop import train
 from logpast.util.errors import UserError
+from logpast.util.files import sha256_of
 
 FIELDS = {"epoch": 1.5, "tokens_per_second": 2.0}
 LINES = [json.dumps({"step": step, "loss": 1 / step} | FIELDS) for step in range(1, 500)]
@@ -76,3 +77,34 @@ def test_a_full_disk_ends_tensorboard_with_one_warning(tmp_path: Path, capfd: py
     assert "TensorBoard" in warning
     assert warning.count("\n") == 1
     assert [record["step"] for record in read_log(tmp_path)] == [1, 2]
+
+
+def test_a_log_that_changed_before_the_resumed_step_is_refused(
+    train_config: TrainConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = replace(train_config, steps=6, checkpoint_every=4, validate_every=6)
+    train(config)
+    shutil.rmtree(sorted_checkpoints(config.run)[-1])
+    log = config.run / "log.jsonl"
+    whole, resumed = log.read_text(), replace(config, resume="auto")
+    for damaged in (whole.replace('"tokens": ', '"tokens": 1', 1), whole[:100]):
+        log.write_text(damaged)
+        with pytest.raises(UserError, match=f"{log} has changed since step 4.*restore it, or move it away"):
+            train(resumed)
+    log.unlink()
+    train(resumed)
+    assert "log.jsonl is missing" in capfd.readouterr().err
+    assert [record["step"] for record in read_log(config.run)] == [5, 6, 6]
+
+
+def test_a_folder_that_was_deleted_during_a_run_is_noticed(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.write(1, loss=2.0)
+    assert log.state() == {"bytes": 26, "sha256": sha256_of(tmp_path / "log.jsonl")}
+    (tmp_path / "log.jsonl").unlink()
+    with pytest.raises(UserError, match=f"{tmp_path} was deleted"):
+        log.state()
+    Log(tmp_path).close()  # of another run
+    with pytest.raises(UserError, match=f"{tmp_path} was deleted or replaced"):
+        log.state()
+    log.close()

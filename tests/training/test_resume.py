@@ -341,3 +341,14 @@ def test_the_best_checkpoint_is_copied_when_resuming_in_another_folder(train_con
     elsewhere = replace(config, run=config.run.with_name("elsewhere"), resume=str(after), keep=1)
     assert train(elsewhere)["best"] == best
     assert find_checkpoint(elsewhere.run).step == best["step"]
+
+
+def test_a_folder_in_which_another_process_trains_is_not_read(train_config: TrainConfig) -> None:
+    """Its checkpoints come and go."""
+    train(replace(train_config, steps=4))
+    (sorted_checkpoints(train_config.run)[-1] / "model.safetensors").unlink()
+    with (
+        files.exclusive_lock(train_config.run),
+        pytest.raises(UserError, match=f"another command is at work in {train_config.run}"),
+    ):
+        train(replace(train_config, steps=4, resume="auto"))

@@ -1,8 +1,9 @@
 """Wording of error messages."""
 
 import pytest
+from torch.distributed import DistNetworkError
 
-from logpast.util.errors import Diverged, UserError, suggest
+from logpast.util.errors import Diverged, UserError, is_lost_process, suggest
 
 
 def test_user_errors_are_value_errors() -> None:
@@ -21,3 +22,16 @@ def test_user_errors_are_value_errors() -> None:
 )
 def test_suggest_names_the_nearest_or_lists_all(name: str, expected: str) -> None:
     assert suggest(name, ["paper", "isith", "model.slots"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer."), True),
+        (RuntimeError("[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 600000ms for recv"), True),
+        (DistNetworkError("The client socket has timed out"), True),
+        (RuntimeError("a bug"), False),
+    ],
+)
+def test_a_lost_process_is_told_from_a_bug(error: Exception, lost: bool) -> None:
+    assert is_lost_process(error) == lost

@@ -37,6 +37,7 @@ from logpast.models import LanguageModel, system_of
 from logpast.reporting.differences import in_words
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
 from logpast.training.memory_check import check_scoring
+from logpast.util.checksums import write_sums
 from logpast.util.environment import code_sha256, describe, revision
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_folder, atomic_write, ensure_writable, sha256_of, temporary_path
@@ -232,6 +233,7 @@ def _write(out: Path, result: dict[str, Any], nats: dict[str, Array], precision:
         with atomic_folder(out) as folder:
             (folder / JSON).write_text(to_json(result) + "\n", encoding="utf-8")
             save_file({name: each.astype(kind) for name, each in nats.items()}, folder / NATS)
+            write_sums(folder)
     except FileExistsError:
         raise UserError(f"{out} was created by another command meanwhile; give another folder with --out") from None
 

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from logpast.analysis.schema import WAYS, validate
 from logpast.data import TokenStore
 from logpast.util import schema
+from logpast.util.checksums import verify_folder
 from logpast.util.errors import UserError
 
 __all__ = ["WAYS", "SavedControl", "folder_of", "is_analysis", "read_analysis", "read_control"]
@@ -32,6 +33,7 @@ def is_analysis(path: Path) -> bool:
 def read_analysis(path: Path) -> dict[str, Any]:
     """The content of analysis.json, validated: all that the page and the tables show is there."""
     file = folder_of(path) / JSON
+    verify_folder(file.parent, "analyze the model again")
     with schema.reading(f"{file} is not a complete analysis", "analyze the model again"):
         result: dict[str, Any] = schema.parse_json(file.read_text(encoding="utf-8"))
         validate(result)

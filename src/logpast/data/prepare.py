@@ -40,6 +40,7 @@ from logpast.data.store import (
 )
 from logpast.data.text_files import describe, printable
 from logpast.data.tokenizers import Tokenizer, load_tokenizer, train_bpe
+from logpast.util.checksums import seal
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_folder
 from logpast.util.progress import progress_bar
@@ -285,7 +286,7 @@ def _write_store(folder: Path, sources: list[Source], tokenizer: Tokenizer, work
         },
         "logpast": __version__,
     }
-    (folder / "store.json").write_bytes(_to_bytes(json.dumps(about, indent=2, ensure_ascii=False) + "\n"))
+    (folder / "store.json").write_bytes(_to_bytes(json.dumps(seal(about), indent=2, ensure_ascii=False) + "\n"))
 
 
 def _write_tokens(

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 
 from logpast.data.tokenizers import Tokenizer, load_tokenizer
+from logpast.util.checksums import unseal
 from logpast.util.errors import UserError
 from logpast.util.files import sha256_of
 from logpast.util.schema import parse_json, reading, schema, validate
@@ -127,7 +128,7 @@ class TokenStore:
             raise UserError(f"{folder} is not a token store (no store.json): make one with `logpast data prepare`")
         fix = "delete it and prepare it again"
         with reading(f"{folder} is damaged: store.json", fix):
-            about = validate(STORE, parse_json((folder / "store.json").read_text(encoding="utf-8")))
+            about = unseal(validate(STORE, parse_json((folder / "store.json").read_text(encoding="utf-8"))))
         with reading(f"{folder} is damaged", fix):
             totals = Counts(*(about[field.name] for field in fields(Counts)))
             info = TokenizerInfo(**about["tokenizer"])

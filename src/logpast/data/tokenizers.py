@@ -231,7 +231,9 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
             _check_supported(parsed)
             return BPE(content)
     except Exception as error:  # `tokenizers` raises bare Exceptions
-        raise UserError(f"{path} is not a tokenizer that logpast can use: {error}") from error
+        raise UserError(
+            f"{path} is not a tokenizer that logpast can use: {error}; restore it, or give another"
+        ) from error
     gpt2 = _gpt2()
     if parsed.get("fingerprint") != gpt2.fingerprint:
         raise UserError(f"{path} says gpt2 but has another fingerprint: it was changed; prepare the text again")

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 
 from logpast.ledger.documents import validate_documents
 from logpast.util import schema
+from logpast.util.checksums import seal, unseal
 from logpast.util.errors import UserError
 from logpast.util.files import try_lock
 from logpast.util.serialization import json_safe
@@ -160,8 +161,8 @@ def is_run(row: dict[str, Any]) -> bool:
 
 
 def append(path: Path, entry: dict[str, Any]) -> None:
-    """Add one line, whole or not at all, however many processes write to the same file."""
-    line = json.dumps(json_safe(entry), ensure_ascii=False, allow_nan=False) + "\n"
+    """Add one line with its checksum, whole or not at all, however many processes write to the same file."""
+    line = json.dumps(seal(json_safe(entry)), ensure_ascii=False, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -198,7 +199,7 @@ def read_lines(path: Path, *required: str) -> Iterator[tuple[int, dict[str, Any]
                 if not isinstance(row, dict):
                     raise TypeError(f"it is {reprlib.repr(row)}, not {{…}}")
             with schema.reading(f"{path}, line {number} cannot be used", "fix or remove it, or give another file"):
-                row = migrate(row)
+                row = migrate(unseal(row))
                 validate(row, *required)
             yield number, row
 

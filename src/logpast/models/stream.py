@@ -34,6 +34,7 @@ INDEXED_ON = "cpu"  # recall has an index there; a GPU compares with the whole p
 ONE_BY_ONE = 1 / 32  # up to this part of the indexed tokens, new ones are added singly, which takes less time
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # cuDNN's takes tens of
 # milliseconds to plan each new length, and a text that grows has a new length with every token
+HASH = "sha256"  # of all tensors in a file
 SAMPLE = 4096  # numbers of the embedding table by which a state recognises its model
 
 Ids = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.integer] | Tensor
@@ -252,13 +253,18 @@ class Stream:
 
     def save(self, path: Path) -> None:
         """Write the state to a file."""
-        atomic_write(path, save({name: value.contiguous() for name, value in self.state().items()}))
+        state = {name: value.contiguous() for name, value in self.state().items()}
+        atomic_write(path, save(state | {HASH: _hash(state)}))
 
     @classmethod
     def load(cls, model: LanguageModel, path: Path) -> Stream:
         """The stream that was saved in a file, with the same model."""
         try:
-            return cls.from_state(model, load(path.read_bytes()))
+            state = load(path.read_bytes())
+            saved = state.pop(HASH, None)  # early versions had none
+            if saved is not None and not torch.equal(saved, _hash(state)):
+                raise UserError("it has changed since it was saved; restore it, or read the text again")
+            return cls.from_state(model, state)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
         except (OSError, SafetensorError, KeyError) as error:
@@ -336,3 +342,7 @@ def _sample(logits: Tensor, temperature: float, top_k: int | None, top_p: float 
         before = probabilities.cumsum(0) - probabilities
         probabilities[before >= top_p] = 0  # the first always stays
     return int(order[torch.multinomial(probabilities, 1, generator=random)])
+
+
+def _hash(state: dict[str, Tensor]) -> Tensor:
+    return torch.frombuffer(bytearray(hashlib.sha256(save(state)).digest()), dtype=torch.uint8)

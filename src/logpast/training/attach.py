@@ -38,6 +38,7 @@ from logpast.models.hf.attach import (
 from logpast.training.checkpoint import Checkpoint
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.optimizer import freeze
+from logpast.util.checksums import verify_folder, write_sums
 from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import Diverged, UserError
 from logpast.util.files import atomic_folder
@@ -172,6 +173,7 @@ def attach(
                       "init_from": {"path": model}, "revision": revision(), "hardware": describe(on)},
         }  # fmt: skip
         (folder / TRAINING).write_text(json.dumps(about, indent=2) + "\n")
+        write_sums(folder)
     _print(result, attached, out)
     return result
 
@@ -311,6 +313,7 @@ class AttachedCheckpoint(Checkpoint):
 
 def open_attached(folder: Path) -> AttachedCheckpoint:
     """What `eval` and `generate` need to know of a folder that `attach`, or `Attached.save_pretrained`, wrote."""
+    verify_folder(folder, "attach the memory again")
     config, _ = read_settings(folder)
     settings: dict[str, Any] = {"train": UNKNOWN, "validation": None, "streams": "document", "steps": 1}
     state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "parameters": 0, "revision": UNKNOWN,

@@ -7,7 +7,8 @@ runs/NAME/
     model.safetensors             weights
     optimizer.safetensors         AdamW's two moments of each weight
     carried.safetensors           recurrent systems only: their state for each row of the batch
-    state.json                    step, tokens, seconds, best validation so far, hardware, revision
+    state.json                    step, tokens, seconds, best validation so far, size and hash of log.jsonl, hardware,
+                                  revision
     config.yaml, tokenizer.json   what is needed to use the weights elsewhere
     SHA256SUMS                    hashes of all files above, which `sha256sum -c` verifies, as we do
   abandoned/step-00000600/        checkpoints that a resumed run did not use: damaged, or later than --resume asked for
@@ -38,16 +39,15 @@ from logpast.data import Tokenizer, load_tokenizer
 from logpast.models import LanguageModel, State, build
 from logpast.training.config import TrainConfig
 from logpast.training.devices import shard_like
+from logpast.util.checksums import SUMS, read_sums, sums_text, verify, write_sums
 from logpast.util.errors import UserError
-from logpast.util.files import atomic_folder, atomic_write, remove_folder, sha256_of
+from logpast.util.files import atomic_folder, atomic_write, remove_folder
 from logpast.util.schema import reading, schema, validate
 
 T = TypeVar("T")
 STEP = re.compile(r"step-\d{8,}")
-SUMS = "SHA256SUMS"
 ATTACHED = "logpast.json"  # a folder with it is of `logpast attach`
-SUM_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # the format of sha256sum
-FOR_USE = ("model.safetensors", "state.json", "config.yaml", "tokenizer.json")
+OTHER = "use another checkpoint"
 FOR_TRAINING = ("optimizer.safetensors", "carried.safetensors")  # needed to train further, not to score or generate
 CONFIG = TypeAdapter(dict[str, Any])
 STATE: TypeAdapter[dict[str, Any]] = TypeAdapter(
@@ -56,6 +56,7 @@ STATE: TypeAdapter[dict[str, Any]] = TypeAdapter(
         "seconds": float, "best": Optional[schema({"step": NonNegativeInt, "nats_per_token?": float})],  # noqa: UP045
         "data": {"tokenizer": str}, "validation_data?": dict | None, "revision": str, "hardware": dict,
         "init_from?": dict, "extended?": [dict], "sizes?": dict[str, int], "sums?": dict[str, str],
+        "log?": Optional[schema({"bytes": NonNegativeInt, "sha256": str})],  # noqa: UP045
     })
 )  # fmt: skip
 
@@ -139,13 +140,13 @@ def open_checkpoint(path: Path, for_training: bool = False) -> Checkpoint:
     state = _read_state(path)
     sizes, sums = state.pop("sizes", {}), state.pop("sums", {})  # of early versions
     if (path / SUMS).exists():
-        sums = _read_sums(path / SUMS)
+        sums = read_sums(path / SUMS, OTHER)
     elif not sizes:
         print(f"logpast: warning: {path} has no {SUMS}, so its files are not verified", file=sys.stderr)
     skipped = [name for name in FOR_TRAINING if not (for_training and (path / name).exists())]
     for name in sizes | sums:
         if name not in skipped:
-            _verify(path / name, sums.get(name), sizes.get(name))
+            verify(path / name, sums.get(name), OTHER, sizes.get(name))
     config = _parse(path / "config.yaml", lambda text: TrainConfig.from_dict(validate(CONFIG, yaml.safe_load(text))))
     try:
         with safe_open(path / "model.safetensors", "pt"):
@@ -159,44 +160,17 @@ def _read_state(path: Path) -> dict[str, Any]:
     """The content of state.json, verified."""
     file = path / "state.json"
     if (path / SUMS).exists():
-        _verify(file, _read_sums(path / SUMS).get(file.name))
+        verify(file, read_sums(path / SUMS, OTHER).get(file.name), OTHER)
     return _parse(file, lambda text: validate(STATE, json.loads(text)))
-
-
-def _read_sums(file: Path) -> dict[str, str]:
-    """Name -> SHA-256."""
-    lines = [SUM_LINE.fullmatch(line) for line in _parse(file, str).removesuffix("\n").split("\n")]
-    if not all(lines):
-        raise UserError(f"{file} is damaged: it is not in the format of sha256sum; use another checkpoint")
-    sums = {line[2]: line[1] for line in lines if line}
-    for name in (*FOR_USE, *FOR_TRAINING):
-        if name not in sums and file.with_name(name).exists():
-            raise UserError(f"{file} is damaged: it does not list {name}; use another checkpoint")
-    return sums
 
 
 def _parse(file: Path, parse: Callable[[str], T]) -> T:
     """What a text file of a checkpoint holds."""
-    with reading(f"{file} cannot be used", "use another checkpoint"):
+    with reading(f"{file} cannot be used", OTHER):
         try:
             return parse(file.read_text(encoding="utf-8"))
         except (FileNotFoundError, UserError, yaml.YAMLError) as error:
             raise ValueError(getattr(error, "strerror", error)) from None
-
-
-def _verify(file: Path, sha256: str | None, size: int | None = None) -> None:
-    """A UserError if a file is missing, or has another SHA-256 or size than when it was saved."""
-    try:
-        changed = size not in (None, file.stat().st_size) or (sha256 is not None and sha256 != sha256_of(file))
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}); use another checkpoint") from None
-    if changed:
-        sums = file.with_name(SUMS)
-        allow = f"delete {sums}" if sums.exists() else f"remove sizes and sums from {file.with_name('state.json')}"
-        raise UserError(
-            f"{file} has changed since it was saved; restore it, or use another checkpoint, or {allow} if the change "
-            "was on purpose"
-        )
 
 
 def find_model(path: Path) -> Checkpoint:
@@ -310,8 +284,7 @@ def save_checkpoint(
         (folder / "config.yaml").write_text(text, encoding="utf-8")
         tokenizer.save(folder)
         (folder / "state.json").write_text(json.dumps(state, indent=2) + "\n")
-        sums = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
-        (folder / SUMS).write_text(_sums_text(sums))
+        write_sums(folder)
     best = (state.get("best") or {}).get("step")
     for old in sorted_checkpoints(run)[: -config.keep]:
         if old != checkpoint_path(run, best or -1):
@@ -326,12 +299,8 @@ def drop_optimizer_state(run: Path) -> None:
             for name in FOR_TRAINING:
                 (folder / name).unlink(missing_ok=True)
             if (file := folder / SUMS).exists():  # so that `sha256sum -c` does not miss the files
-                sums = {name: value for name, value in _read_sums(file).items() if name not in FOR_TRAINING}
-                atomic_write(file, _sums_text(sums))
-
-
-def _sums_text(sums: dict[str, str]) -> str:
-    return "".join(f"{value}  {name}\n" for name, value in sums.items())
+                sums = {name: value for name, value in read_sums(file, OTHER).items() if name not in FOR_TRAINING}
+                atomic_write(file, sums_text(sums))
 
 
 def _on_cpu(tensors: dict[str, Any]) -> dict[str, Tensor]:

@@ -104,6 +104,9 @@ class TrainConfig:
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """how devices share the model: ddp, each holds all of it; fsdp, each holds its share of the parameters, gradients
     and moments, and all parameters only during a step"""
+    timeout: PositiveFloat = 600.0
+    """seconds to wait for another process of a run on several devices; if it does not answer, the run ends with an
+    error"""
     compile: bool | None = None
     """compile the model with torch.compile; default: only on a CUDA device"""
     validate_every: PositiveInt = 500
@@ -163,8 +166,8 @@ class TrainConfig:
 
 #: Settings that may change when a run is resumed: up to rounding, they do not affect the weights.
 FREE_TO_CHANGE = {
-    "run", "micro_batch_size", "accelerator", "devices", "strategy", "compile", "validate_every", "checkpoint_every",
-    "keep", "log_every", "tensorboard", "resume",
+    "run", "micro_batch_size", "accelerator", "devices", "strategy", "timeout", "compile", "validate_every",
+    "checkpoint_every", "keep", "log_every", "tensorboard", "resume",
 }  # fmt: skip
 #: The length of a training: a resumed run may have another one, with the learning rates of that length.
 LENGTH = {"steps", "epochs"}

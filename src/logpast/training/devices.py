@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -60,11 +61,14 @@ def fabric_settings(config: TrainConfig, launcher: Launcher | None) -> dict[str,
 
     nodes = launcher.nodes if launcher else 1
     strategy: Any = "auto"
+    timeout = timedelta(seconds=config.timeout)
     if config.strategy == "fsdp":
-        strategy = ModelParallelStrategy(_shard, data_parallel_size=config.devices, tensor_parallel_size=1)
+        strategy = ModelParallelStrategy(
+            _shard, data_parallel_size=config.devices, tensor_parallel_size=1, timeout=timeout
+        )
     elif config.devices > 1:
         # buffers are constants; sharing them would require all processes to score equally many batches
-        strategy = DDPStrategy(broadcast_buffers=False)
+        strategy = DDPStrategy(broadcast_buffers=False, timeout=timeout)
     return {"devices": config.devices // nodes, "num_nodes": nodes, "strategy": strategy}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import socket
@@ -10,7 +11,7 @@ import sys
 import time
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_write
@@ -23,25 +24,48 @@ TRAINING_FIELDS = ("step", "epoch", "loss", "tokens_per_second")  # every record
 class Log:
     """Writes log.jsonl and, if wanted, TensorBoard files. `Log()` without a folder writes nothing.
 
-    Records after `step`, which a killed run may have left, are removed first.
+    Records after `step`, which a killed run may have left, are removed first. `saved` is the `state` of the log after
+    that step, which the checkpoint has.
     """
 
-    def __init__(self, folder: Path | None = None, tensorboard: bool = False, step: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        tensorboard: bool = False,
+        step: int = 0,
+        saved: dict[str, Any] | None = None,
+    ) -> None:
         self.file = self.board = None
         if folder is None:
             return
-        path = folder / "log.jsonl"
-        kept = [line for line in _lines(path) if line["step"] <= step]
-        atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
-        self.file = path.open("a", buffering=1)
+        self.path = folder / "log.jsonl"
+        kept = _content(self.path, step, saved)
+        atomic_write(self.path, kept)
+        self.bytes, self.hash = len(kept), hashlib.sha256(kept)
+        self.file = self.path.open("ab", buffering=0)
         if tensorboard:
             self.board = Board(folder / "tensorboard", step)
 
     def write(self, step: int, **values: Any) -> None:
         if self.file:
-            self.file.write(json.dumps(json_safe({"step": step, **values}), allow_nan=False) + "\n")
+            line = (json.dumps(json_safe({"step": step, **values}), allow_nan=False) + "\n").encode()
+            _write(self.file, line)
+            self.bytes += len(line)
+            self.hash.update(line)
         if self.board:
             self.board.write(step, {name: value for name, value in values.items() if isinstance(value, int | float)})
+
+    def state(self) -> dict[str, Any] | None:
+        """Size and hash of log.jsonl, which is on disk then. A UserError if it is no longer in the run folder."""
+        if not self.file:
+            return None
+        os.fsync(self.file.fileno())
+        if not (self.path.exists() and os.path.samestat(self.path.stat(), os.fstat(self.file.fileno()))):
+            raise UserError(
+                f"{self.path.parent} was deleted or replaced while the run was writing to it; start again, or with "
+                "another --run folder"
+            )
+        return {"bytes": self.bytes, "sha256": self.hash.hexdigest()}
 
     def close(self) -> None:
         if self.file:
@@ -80,8 +104,7 @@ class Board:
         try:
             self.path.parent.mkdir(exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
-                if file.write(record.getvalue()) != len(record.getvalue()):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                _write(file, record.getvalue())
         except OSError as error:
             self.ended = True
             problem = f"cannot write {self.path}: {error.strerror}"
@@ -109,6 +132,37 @@ def last_record(folder: Path) -> dict[str, Any]:
         if isinstance(record, dict) and all(isinstance(record.get(name), int | float) for name in TRAINING_FIELDS):
             return record
     return {}
+
+
+def _write(file: IO[bytes], content: bytes) -> None:
+    """Write to an unbuffered file, which takes a part on a disk that becomes full."""
+    if file.write(content) != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
+
+
+def _content(path: Path, step: int, saved: dict[str, Any] | None) -> bytes:
+    """The records up to a step that a log has."""
+    if not saved:  # a new run; checkpoints of early versions
+        return "".join(json.dumps(line) + "\n" for line in _lines(path) if line["step"] <= step).encode()
+    if saved["bytes"] and not path.exists():
+        print(f"logpast: warning: {path} is missing; the log starts after step {step}", file=sys.stderr)
+        return b""
+    kept = path.read_bytes()[: saved["bytes"]] if path.exists() else b""
+    if _first_step(kept) > step:  # the checkpoint was copied from the run that this one resumes
+        return b""
+    if hashlib.sha256(kept).hexdigest() != saved["sha256"]:
+        raise UserError(
+            f"{path} has changed since step {step} was saved; restore it, or move it away to resume without its records"
+        )
+    return kept
+
+
+def _first_step(content: bytes) -> int:
+    """The step of the first record; -1 if it is damaged."""
+    try:
+        return int(json.loads(content.partition(b"\n")[0])["step"])
+    except (ValueError, TypeError, KeyError):
+        return -1
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

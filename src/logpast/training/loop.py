@@ -262,7 +262,7 @@ class Run:
         """Write a checkpoint."""
         self._finite_loss()
         seconds = round(time.monotonic() - self.start_time, 3)
-        self.state |= {"step": self.done, "tokens": int(self.seen), "seconds": seconds}
+        self.state |= {"step": self.done, "tokens": int(self.seen), "seconds": seconds, "log": self.log.state()}
         carried = self.carried
         if carried is not None and self.fabric.world_size > 1:
             carried = {name: self._gather(value) for name, value in carried.items()}

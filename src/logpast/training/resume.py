@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from itertools import count
 from pathlib import Path
@@ -100,6 +100,13 @@ DECISIONS: dict[Request, dict[Contents, Action | str]] = {
         Contents.FOREIGN: IN_USE,
     },
 }
+
+
+@contextmanager
+def reading_run_dir(run: Path) -> Iterator[None]:
+    """While it is decided what to do, nothing in the folder changes: an error if another process trains there."""
+    with exclusive_lock(run, "--run") if (run / LOCK).is_file() else nullcontext():
+        yield
 
 
 def find_resumption(config: TrainConfig, store: TokenStore, validation: TokenStore | None) -> Checkpoint | None:

@@ -4,7 +4,7 @@ in order; each function takes what the earlier ones made.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from logpast.training.devices import Launcher, environment, fabric_settings, uns
 from logpast.training.init_from import Source, open_source
 from logpast.training.log import Log
 from logpast.training.optimizer import build_optimizer, freeze
-from logpast.training.resume import find_resumption, locked_run_dir
+from logpast.training.resume import find_resumption, locked_run_dir, reading_run_dir
 from logpast.util.environment import describe, revision
 from logpast.util.errors import UserError
 
@@ -81,7 +81,8 @@ def open_inputs(
             config = replace(config, data=replace(config.data, tokenizer=store.tokenizer.name))
         if validation and fabric.global_rank == 0 and (overlap := training_overlap(validation, store.identity, store)):
             warn(validation, overlap, "validate on held-out text (--data.validation) to choose the best checkpoint")
-        return config, store, validation, find_resumption(config, store, validation)
+        with reading_run_dir(config.run) if fabric.global_rank == 0 else nullcontext():
+            return config, store, validation, find_resumption(config, store, validation)
 
 
 def open_initial_weights(config: TrainConfig, store: TokenStore, resumed: Checkpoint | None) -> Source | None:
@@ -181,7 +182,8 @@ def open_run_dir(config: TrainConfig, fabric: Fabric, resumed: Checkpoint | None
     if fabric.global_rank == 0:
         try:
             folder.enter_context(locked_run_dir(config, resumed))
-            log = Log(config.run, config.tensorboard, step)
+            same = resumed and resumed.path.resolve().parent.parent == config.run.resolve()
+            log = Log(config.run, config.tensorboard, step, resumed.state.get("log") if resumed and same else None)
         except UserError as error:
             problem = str(error)
         except OSError as error:

@@ -8,6 +8,10 @@ OUT_OF_MEMORY = (
     "out of memory; lower batch_size (in training also micro_batch_size), use a smaller model (model.width, "
     "model.layers, model.mlp), or a device with more memory"
 )
+LOST_PROCESS = (
+    "another process of this run has ended or does not answer; end it if it hangs, and resume with --resume auto (the "
+    "option timeout says how many seconds to wait for it)"
+)
 
 
 class UserError(ValueError):
@@ -25,6 +29,15 @@ def is_out_of_memory(error: Exception) -> bool:
     """Whether an allocation failed. PyTorch has a class for this on GPUs only, and importing it takes seconds."""
     texts = ("out of memory", "can't allocate memory", "Storage size calculation overflowed")
     return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+
+
+def is_lost_process(error: Exception) -> bool:
+    """Whether another process of a run on several devices has ended, or does not answer.
+
+    Gloo has no error class of its own for this.
+    """
+    of_torch = any(kind.__name__ == "DistError" for kind in type(error).__mro__)  # importing torch takes seconds
+    return of_torch or "/gloo/transport/" in str(error)
 
 
 def suggest(name: str, known: list[str]) -> str:

@@ -30,6 +30,7 @@ from logpast.models.decoder import KeyValueCache, Transformer
 from logpast.models.hf import require
 from logpast.models.log_memory import LogMemoryConfig
 from logpast.recall import Recall
+from logpast.util.checksums import verify_folder, write_sums
 from logpast.util.errors import UserError
 from logpast.util.validation import from_saved
 
@@ -191,6 +192,7 @@ class Attached(Transformer):
         own = {name: value for name, value in self.state_dict().items() if not name.startswith("model.")}
         save_file({name: value.detach().cpu().contiguous() for name, value in own.items()}, folder / WEIGHTS)
         (folder / SETTINGS).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        write_sums(folder)
 
 
 def _is_token(x: Tensor) -> Tensor:
@@ -284,6 +286,7 @@ def load_attached(folder: str | Path, model: Any = None) -> Attached:
             adapters in the folder, the model that they are for.
     """
     folder = Path(folder)
+    verify_folder(folder, "attach the memory again")
     config, source = read_settings(folder)
     try:
         weights = load_file(folder / WEIGHTS)
