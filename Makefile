@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 
-.PHONY: help demo explore compare pages test test-slow test-gpu lint format docs clean
+.PHONY: help demo explore compare pages test test-slow test-gpu lint format docs dist clean
 
 help:
 	@echo "make demo       train small models with and without a memory, compare them (a few minutes)"
@@ -14,7 +14,8 @@ help:
 	@echo "make test-slow  the tests that take many minutes"
 	@echo "make test-gpu   the tests that need a CUDA device"
 	@echo "make pages      write the numbers of results/ into README.md, docs/ and results/"
-	@echo "make docs       pages of the Python interface, from its docstrings, into build/docs"
+	@echo "make docs       the documentation as a site, into build/docs"
+	@echo "make dist       wheel and source distribution, into dist"
 	@echo "make format     put the code into its usual form"
 
 $(READY): pyproject.toml constraints.txt
@@ -38,9 +39,11 @@ pages: $(READY)
 	$(BIN)/python -m tools.pages
 
 docs: $(READY)
-	$(BIN)/pdoc --docformat google --output-directory build/docs $(addprefix logpast.,filters memory recall kernels models data \
-		evaluation training generation analysis explore comparison sweeps ledger paper demo reporting util cli completion)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "open build/docs/index.html"
+
+dist: $(READY)
+	$(BIN)/python -m build --outdir dist
 
 lint: $(READY)
 	$(BIN)/ruff check .
