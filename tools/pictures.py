@@ -42,7 +42,7 @@ def matches(text: list[str]) -> list[tuple[int, int, str]]:
     for lag in range(1, len(text)):
         same = [text[-lag - 1 - n] == text[-1 - n] for n in range(min(ORDERS, len(text) - lag))]
         if same[0]:
-            found.append((lag, (same + [False]).index(False), text[-lag]))
+            found.append((lag, [*same, False].index(False), text[-lag]))
     return found
 
 

@@ -61,7 +61,9 @@ def targets(page: str) -> list[str]:
     """Places in the repository that a page links to."""
     folder = (ROOT / page).parent
     places = [(folder / link).resolve() for link in LINK.findall((ROOT / page).read_text(encoding="utf-8"))]
-    return [place.relative_to(ROOT).as_posix() for place in places if place.exists() and not (place / "README.md").exists()]
+    return [
+        place.relative_to(ROOT).as_posix() for place in places if place.exists() and not (place / "README.md").exists()
+    ]
 
 
 def _file(config: MkDocsConfig, place: str, to: str) -> File:
@@ -102,7 +104,7 @@ def _index() -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """A page as GitHub shows it. Its own list of contents stands beside it here."""
+    """A page as GitHub shows it, with the explorer in it."""
     folder = (ROOT / page.file.src_uri).parent
 
     def link(found: re.Match[str]) -> str:
@@ -113,7 +115,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return f"{found[0].rstrip('/')}/{'README.md' if (target / 'README.md').exists() else 'index.md'}"
 
     def prose(text: str) -> str:
-        """Without comments, which would swallow a table that follows at once; what belongs to an item of a list, at four spaces."""
+        """Without comments, which would swallow a table that follows at once. What is part of an item has four spaces."""
         text = EMBEDDED.sub(r'<iframe src="\2" title="\1"></iframe>', text)
         text = re.sub(r"<!--.*?-->\n?", "", text, flags=re.S)
         return LINK.sub(link, re.sub(r"^ {2,3}(?=\S)", "    ", text, flags=re.M))
