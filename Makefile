@@ -11,6 +11,7 @@ help:
 	@echo "make explore    read a text with the demo's model in the browser (after make demo: a minute)"
 	@echo "make compare    the rivals side by side at toy size (some minutes)"
 	@echo "make test       lint, types and tests (minutes; real corpora are used where LOGPAST_DATA names their folder)"
+	@echo "make lint       ruff and mypy"
 	@echo "make test-slow  the tests that take many minutes"
 	@echo "make test-gpu   the tests that need a CUDA device"
 	@echo "make pages      write the numbers of results/ into README.md, docs/ and results/"

@@ -115,7 +115,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return f"{found[0].rstrip('/')}/{'README.md' if (target / 'README.md').exists() else 'index.md'}"
 
     def prose(text: str) -> str:
-        """Without comments, which would swallow a table that follows at once. What is part of an item has four spaces."""
+        """Without comments, which would swallow a table that follows. What is part of an item has four spaces."""
         text = EMBEDDED.sub(r'<iframe src="\2" title="\1"></iframe>', text)
         text = re.sub(r"<!--.*?-->\n?", "", text, flags=re.S)
         return LINK.sub(link, re.sub(r"^ {2,3}(?=\S)", "    ", text, flags=re.M))

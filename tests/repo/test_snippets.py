@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -109,8 +110,10 @@ def walk(page: str) -> Iterator[str]:
 
 def run(line: str) -> None:
     words = shlex.split(line.replace("$'\\n'", "'\n'"), comments=True)[1:]
-    if words[0] == "train" and "--resume" not in words:  # pages show several ways to make a run
-        shutil.rmtree(words[words.index("--run") + 1], ignore_errors=True)
+    words = [each for word in words for each in sorted(glob(word)) or [word]]  # as a shell does
+    made = {"train": "--run", "export": "--out"}.get(words[0], "")
+    if made in words and "--resume" not in words:  # pages show several ways to make the same folder
+        shutil.rmtree(words[words.index(made) + 1], ignore_errors=True)
     sys.stdin = io.TextIOWrapper(io.BytesIO(b"And God\n"), encoding="utf-8")
     with pytest.raises(SystemExit) as stop:
         main(smaller(words))
