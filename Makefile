@@ -4,18 +4,20 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 
-.PHONY: help demo explore compare pages test test-slow test-gpu test-faults lint format docs clean
+.PHONY: help demo explore compare pages test test-slow test-gpu test-faults lint format docs dist clean
 
 help:
 	@echo "make demo       train small models with and without a memory, compare them (a few minutes)"
 	@echo "make explore    read a text with the demo's model in the browser (after make demo: a minute)"
 	@echo "make compare    the rivals side by side at toy size (some minutes)"
 	@echo "make test       lint, types and tests (minutes; real corpora are used where LOGPAST_DATA names their folder)"
+	@echo "make lint       ruff and mypy"
 	@echo "make test-slow  the tests that take many minutes"
 	@echo "make test-gpu   the tests that need a CUDA device"
 	@echo "make test-faults  kill, full disk, damaged files and other faults, five times each (half an hour; writes results/faults.json)"
 	@echo "make pages      write the numbers of results/ into README.md, docs/ and results/"
-	@echo "make docs       pages of the Python interface, from its docstrings, into build/docs"
+	@echo "make docs       the documentation as a site, into build/docs"
+	@echo "make dist       wheel and source distribution, into dist"
 	@echo "make format     put the code into its usual form"
 
 $(READY): pyproject.toml constraints.txt
@@ -39,9 +41,11 @@ pages: $(READY)
 	$(BIN)/python -m tools.pages
 
 docs: $(READY)
-	$(BIN)/pdoc --docformat google --output-directory build/docs $(addprefix logpast.,filters memory recall kernels models data \
-		evaluation training generation serving analysis explore comparison sweeps ledger paper demo reporting util cli completion)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "open build/docs/index.html"
+
+dist: $(READY)
+	$(BIN)/python -m build --outdir dist
 
 lint: $(READY)
 	$(BIN)/ruff check .

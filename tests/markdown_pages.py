@@ -14,9 +14,14 @@ PAGES = [
 ]
 
 
-def code_blocks(page: Path, language: str = r"\w*") -> list[str]:
-    """Fenced code blocks."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.S | re.M)
+def snippets(page: Path) -> list[tuple[str, str]]:
+    """Language and text of all fenced code blocks."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.S | re.M)
+
+
+def code_blocks(page: Path, language: str | None = None) -> list[str]:
+    """Fenced code blocks, of one language or all."""
+    return [block for found, block in snippets(page) if language in (None, found)]
 
 
 def prose(page: Path) -> str:

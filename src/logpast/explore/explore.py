@@ -153,9 +153,15 @@ def _describe(found: Checkpoint, model: LanguageModel) -> dict[str, Any]:
 def render(model: LanguageModel, text: Text, scores: dict[str, Array], details: Details, about: dict[str, Any]) -> str:
     """The whole page."""
     index, columns = pack(model, text, scores, details)
+    comparisons = {"comparisons": [each for each in COMPARISONS.items() if each[0] in scores]}
+    return render_data(about | index | comparisons, {name: column.content for name, column in columns.items()})
+
+
+def render_data(index: dict[str, Any], columns: dict[str, str]) -> str:
+    """The whole page, from the data in it."""
     return render_page(
         "explore.html",
-        index=about | index | {"comparisons": [each for each in COMPARISONS.items() if each[0] in scores]},
+        index=index,
         columns=columns,
         style=(HERE / "explore.css").read_text(encoding="utf-8"),
         script="\n".join((HERE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS),
