@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -29,7 +28,7 @@ class Refused(UserError):
 
 
 class OutOfTime(Exception):
-    """Raised in a request's generator when its time is over, once. It may still yield what it has."""
+    """Raised in a request's generator when its time is over. It may catch it and return what it has."""
 
 
 class Job:
@@ -126,7 +125,6 @@ def _advance(job: Job) -> tuple[str | None, Any]:
             job.steps.close()
             return "cancelled", None
         if job.ends < time.monotonic():
-            job.ends = math.inf
             return None, job.steps.throw(OutOfTime)
         return None, next(job.steps)
     except StopIteration as end:
