@@ -100,7 +100,7 @@ def test_a_log_that_changed_before_the_resumed_step_is_refused(
 def test_a_folder_that_was_deleted_during_a_run_is_noticed(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.write(1, loss=2.0)
-    assert log.state() == {"bytes": 26, "sha256": sha256_of(tmp_path / "log.jsonl")}
+    assert log.state() == {"bytes": 25, "sha256": sha256_of(tmp_path / "log.jsonl")}
     (tmp_path / "log.jsonl").unlink()
     with pytest.raises(UserError, match=f"{tmp_path} was deleted"):
         log.state()

@@ -4,12 +4,10 @@ import json
 import math
 import os
 import pty
-import random
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -227,44 +225,6 @@ def test_frozen_parameters_keep_their_values(train_config: TrainConfig, recurren
     again = replace(config, run=config.run.with_name("again"), resume=str(first))
     train(again)
     assert_bit_equal(after, weights(again.run))
-
-
-def kill_and_resume(config: TrainConfig, kills: int, seed: int) -> int:
-    """Run the command, kill -9 it at random moments and resume it; returns how many kills hit a live run."""
-    recipe = config.run.with_name("recipe.yaml")
-    values = replace(config, resume="auto").to_dict()
-    recipe.write_text(yaml.safe_dump(values))
-    command = [sys.executable, "-m", "logpast", "train", "--config", str(recipe)]
-    chance = random.Random(seed)
-    log, hits = config.run / "log.jsonl", 0
-    while True:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        size = log.stat().st_size if log.exists() else 0
-        while process.poll() is None and not (log.exists() and log.stat().st_size > size):
-            time.sleep(0.005)
-        if hits < kills:
-            time.sleep(chance.uniform(0, 0.15))
-            if process.poll() is None:
-                process.kill()
-                hits += 1
-        errors = process.communicate()[1]
-        if process.returncode != -signal.SIGKILL:
-            assert process.returncode == 0, errors
-            return hits
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [20])
-def test_resuming_is_exact_after_kill_9_at_random_moments(train_config: TrainConfig, kills: int) -> None:
-    """Over many epochs, with a checkpoint every other step, so that some kills hit the writing of a checkpoint."""
-    config = replace(train_config, steps=100 * kills, checkpoint_every=2, validate_every=50)
-    train(config)
-    killed = replace(config, run=config.run.with_name("killed"))
-    assert kill_and_resume(killed, kills, seed=kills) == kills
-    assert_bit_equal(weights(config.run), weights(killed.run))
-    assert [r["loss"] for r in read_log(config.run) if "loss" in r] == [
-        r["loss"] for r in read_log(killed.run) if "loss" in r
-    ]
 
 
 def test_resuming_uses_the_carried_state(train_config: TrainConfig) -> None:
