@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 
-.PHONY: help demo explore compare pages test test-slow test-gpu lint format docs clean
+.PHONY: help demo explore compare pages test test-slow test-gpu fuzz lint format docs clean
 
 help:
 	@echo "make demo       train small models with and without a memory, compare them (a few minutes)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test       lint, types and tests (minutes; real corpora are used where LOGPAST_DATA names their folder)"
 	@echo "make test-slow  the tests that take many minutes"
 	@echo "make test-gpu   the tests that need a CUDA device"
+	@echo "make fuzz       odd inputs of every kind, 10,000 of each (an hour or two)"
 	@echo "make pages      write the numbers of results/ into README.md, docs/ and results/"
 	@echo "make docs       pages of the Python interface, from its docstrings, into build/docs"
 	@echo "make format     put the code into its usual form"
@@ -59,6 +60,9 @@ test-slow: $(READY)
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
+
+fuzz: $(READY)
+	PYTHONPATH=tests:. $(BIN)/python -m fuzz
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

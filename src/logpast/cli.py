@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args, get_origin
 
-from logpast.util.errors import DISK_FULL, OUT_OF_MEMORY, UserError, is_out_of_memory, suggest
+from logpast.util.errors import DISK_FULL, OUT_OF_MEMORY, UserError, is_out_of_memory, one_line, suggest
 from logpast.util.signals import SIGHUP, handle_signals, silence_closed_terminal
 from logpast.util.source import Parameter, class_fields, function_parameters, system_configs
 from logpast.version import __version__
@@ -171,7 +171,7 @@ def _run_and_report(argv: list[str]) -> int:
         if error.filename is None and error.errno not in DISK_FULL:
             raise  # not about a file: a bug
         fix = "; free some space, or write elsewhere" if error.errno in DISK_FULL else ""
-        print(f"logpast: {error.filename or 'the disk'}: {error.strerror}{fix}", file=sys.stderr)
+        print(f"logpast: {one_line(str(error.filename or 'the disk'))}: {error.strerror}{fix}", file=sys.stderr)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -316,6 +316,7 @@ def _value(option: str, given: str | list[str], kind: Any, literal: bool = False
     import yaml
 
     from logpast.util.validation import validate_value
+    from logpast.util.yaml_text import parse_yaml
 
     word = given[0] if isinstance(given, list) and len(given) == 1 else given
     members = (kind, *get_args(kind))
@@ -324,7 +325,7 @@ def _value(option: str, given: str | list[str], kind: Any, literal: bool = False
         constant = {"true": bool, "false": bool, "null": type(None)}.get(word)
         if constant in members or (a_list and word.startswith("[") and word.endswith("]")):
             try:
-                return validate_value(option, yaml.safe_load(word), kind, text=True)
+                return validate_value(option, parse_yaml(word), kind, text=True)
             except yaml.YAMLError:
                 raise UserError(f"{option} cannot be {word!r}; put names with special characters in quotes") from None
     try:
