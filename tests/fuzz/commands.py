@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fuzz.harness import Target
 from fuzz.mutations import NUMBERS, TEXTS
-from logpast.cli import COMMANDS, main
+from logpast.cli import COMMANDS, command_parser, main, train_parser
 
 WORDS = [
     "--help", "-h", "--", "-", "--out", "--out=out", "--config", "small-cpu", "--config=no.yaml", "recipe.yaml",
@@ -27,28 +27,34 @@ WORDS = [
     "paper",
 ]  # fmt: skip
 NAMES = sorted(COMMANDS)
+LETTERS = st.characters(exclude_characters="/~")  # no paths outside the folder
 SLOW = ("demo", "compare", "attach")  # they would begin to work: always with an unknown option
 FIGURES = ("filters", "paper fig1", "paper figA1", "paper results-figure")  # half a second each
 COMMON = [name for name in NAMES if name not in (*SLOW, *FIGURES)]
+LAST = {"train": "--data.train=none.txt", "sweep": "--dry_run"}  # the last option wins
+SAFE = [text for text in TEXTS if not text.startswith(("/", "~")) and ".." not in text]  # a command may write there
 
 
 def command_lines(home: Path) -> Target:
-    """Words of options, names and odd values, in any order."""
+    """Words of options, names and odd values, in any order; mostly options of the command."""
     odd = st.one_of(
-        st.sampled_from(WORDS), st.sampled_from(TEXTS), st.sampled_from(NUMBERS).map(_text), st.text(max_size=8)
+        st.sampled_from(WORDS), st.sampled_from(SAFE), st.sampled_from(NUMBERS).map(_text), st.text(LETTERS, max_size=8)
     )
-    words = st.one_of(
-        st.sampled_from(WORDS), st.sampled_from(WORDS), odd, st.tuples(st.sampled_from(WORDS), odd).map("=".join)
-    )
-    names = st.one_of(st.sampled_from(COMMON), st.sampled_from(COMMON), st.sampled_from(NAMES), odd)
-    inputs = st.tuples(names, st.lists(words, max_size=6), st.integers(0, 9))
+    any_words = st.one_of(st.sampled_from(WORDS), odd, st.tuples(st.sampled_from(WORDS), odd).map("=".join))
+    own = {name: st.tuples(st.sampled_from(_options(name)), odd).map("=".join) for name in NAMES}
+    names = st.one_of(st.sampled_from(COMMON), st.sampled_from(COMMON), st.sampled_from(NAMES))
+    lines = names.flatmap(lambda name: st.tuples(st.just(name), st.lists(st.one_of(own[name], any_words), max_size=6)))
+    inputs = st.tuples(st.one_of(lines, lines, st.tuples(odd, st.lists(any_words, max_size=6))), st.integers(0, 9))
     content = {
-        "text.txt": b"Some words, and some words.\n" * 9, "empty.txt": b"", "binary.bin": bytes(range(256)),
-        "recipe.yaml": b"model: {width: 16}\n", "rows.jsonl": b'{"a": 1}\n',
-    }  # fmt: skip
+        "text.txt": b"Some words, and some words.\n" * 9,
+        "empty.txt": b"",
+        "binary.bin": bytes(range(256)),
+        "recipe.yaml": b"model: {width: 16}\n",
+        "rows.jsonl": b'{"a": 1}\n',
+    }
 
     def place(value: Any) -> Callable[[], object]:
-        name, options, number = value
+        (name, options), number = value
         for path in home.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for file, text in content.items():
@@ -56,11 +62,17 @@ def command_lines(home: Path) -> Target:
         words = [*name.split(), *(word.replace("\0", "") for word in options)]  # no system passes a NUL on
         if name in SLOW or (name in FIGURES and number):
             words.append("--unknown_option")
-        if words[:1] == ["train"]:
-            words = [word for word in words if "text.txt" not in word]
+        if words[:1] and words[0] in LAST:
+            words.append(LAST[words[0]])
         return lambda: call(home, words)
 
     return Target(inputs, place, home, "logpast: ")
+
+
+def _options(name: str) -> list[str]:
+    """All options of a command."""
+    parser = train_parser("log_memory") if name == "train" else command_parser(name)
+    return sorted({*parser.known} - {"--help"}) or ["--help"]
 
 
 def call(home: Path, words: list[str]) -> None:
