@@ -23,7 +23,7 @@ WORDS = [
     "text.txt", "empty.txt", "binary.bin", "rows.jsonl", "--plot", "plot.png", "plot.xyz", "--x", "--y", "--by",
     "seed", "system=recent", "seed=", "=", "--json", "--csv", "--folder", ".", "--jobs", "0", "--minutes", "1e300",
     "--device", "cpu", "cuda:9", "tpu", "--load_state", "--save_state", "--follow", "--workers", "--root",
-    "--freeze", "--resume", "best", "--init_from", "--set", "true", "false", "null", "bash", "zsh", "--kernel",
+    "--freeze", "--resume", "best", "--set", "true", "false", "null", "bash", "zsh", "--kernel",
     "paper",
 ]  # fmt: skip
 NAMES = sorted(COMMANDS)
@@ -32,7 +32,8 @@ SLOW = ("demo", "compare", "attach")  # they would begin to work: always with an
 FIGURES = ("filters", "paper fig1", "paper figA1", "paper results-figure")  # half a second each
 COMMON = [name for name in NAMES if name not in (*SLOW, *FIGURES)]
 LAST = {"train": "--data.train=none.txt", "sweep": "--dry_run"}  # the last option wins
-SAFE = [text for text in TEXTS if not text.startswith(("/", "~")) and ".." not in text]  # a command may write there
+NOT_HERE = ("/", "~", "wikitext103", "pg19", "kjv")  # a command may write there, or read for minutes
+SAFE = [text for text in TEXTS if not text.startswith(NOT_HERE) and ".." not in text]
 
 
 def command_lines(home: Path) -> Target:
@@ -70,9 +71,9 @@ def command_lines(home: Path) -> Target:
 
 
 def _options(name: str) -> list[str]:
-    """All options of a command."""
+    """All options of a command but one that downloads."""
     parser = train_parser("log_memory") if name == "train" else command_parser(name)
-    return sorted({*parser.known} - {"--help"}) or ["--help"]
+    return sorted({*parser.known} - {"--help", "--init_from"}) or ["--help"]
 
 
 def call(home: Path, words: list[str]) -> None:
