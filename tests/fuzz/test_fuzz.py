@@ -7,7 +7,7 @@ import pytest
 from fuzz.harness import run
 from fuzz.targets import TARGETS
 
-SHARE = 60  # inputs of each target
+SHARE = 40  # inputs of each target
 
 
 @pytest.mark.parametrize("name", TARGETS)
