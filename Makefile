@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 
-.PHONY: help demo explore compare pages test test-slow test-gpu test-faults lint format docs dist clean
+.PHONY: help demo explore compare pages test test-slow test-gpu test-faults fuzz lint format docs dist clean
 
 help:
 	@echo "make demo       train small models with and without a memory, compare them (a few minutes)"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-slow  the tests that take many minutes"
 	@echo "make test-gpu   the tests that need a CUDA device"
 	@echo "make test-faults  kill, full disk, damaged files and other faults, five times each (half an hour; writes results/faults.json)"
+	@echo "make fuzz       odd inputs of every kind, 10,000 of each (an hour or two)"
 	@echo "make pages      write the numbers of results/ into README.md, docs/ and results/"
 	@echo "make docs       the documentation as a site, into build/docs"
 	@echo "make dist       wheel and source distribution, into dist"
@@ -67,6 +68,9 @@ test-gpu: $(READY)
 
 test-faults: $(READY)
 	LOGPAST_FAULTS=results/faults.json $(BIN)/pytest --numprocesses 2 --dist worksteal -m faults tests/faults
+
+fuzz: $(READY)
+	PYTHONPATH=tests:. $(BIN)/python -m fuzz
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

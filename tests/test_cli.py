@@ -535,6 +535,17 @@ def test_a_full_disk_is_a_one_line_error(
     assert error.count("\n") == 1
 
 
+def test_an_error_of_a_file_is_one_line_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder := tmp_path / "a\nb\x1b[2J").mkdir()
+    monkeypatch.setattr(cli, "run", lambda words: folder.read_bytes())
+    with pytest.raises(SystemExit, match="2"):
+        main(["results"])
+    error = capsys.readouterr().err
+    assert error == f"logpast: {tmp_path}/a\\nb\\x1b[2J: {os.strerror(errno.EISDIR)}\n"
+
+
 @pytest.mark.parametrize(
     "error",
     [

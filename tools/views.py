@@ -702,6 +702,23 @@ def _sketch(results: Path) -> str:
     return as_markdown(Table(list(columns.values()), lines))
 
 
+def _fuzz(results: Path) -> str:
+    """What became of the odd inputs, by target."""
+    table = read_table(results, "fuzz")
+    rows = [
+        [
+            name,
+            each["tool"],
+            *(f"{each[count]:,}" for count in ("inputs", "accepted", "refused")),
+            f"{each['slowest']:.1f}",
+        ]
+        for name, each in table["targets"].items()
+    ]
+    total = sum(each["inputs"] for each in table["targets"].values())
+    rows.append(["**all**", "", f"{total:,}", "", "", ""])
+    return as_markdown(Table(["input", "tool", "inputs", "accepted", "refused", "slowest, s"], rows))
+
+
 def _retrieval(results: Path) -> str:
     """One row per question and distance: exact answers and the loss of the answer, by system."""
     rows = read_table(results, "retrieval")["rows"]
@@ -798,6 +815,7 @@ VIEWS: dict[str, View] = {
     "sketch": _sketch,
     "streaming-cpu": partial(_streaming, file="streaming_cpu"),
     "streaming-cpu-long": partial(_streaming, file="streaming_cpu-long"),
+    "fuzz": _fuzz,
     "streaming-gpu": partial(_streaming, file="streaming_gpu"),
     "streaming-gpu-before": partial(_streaming, file="streaming_gpu-before"),
     **{file: partial(_comparison, file=file) for file in COMPARISONS},

@@ -26,6 +26,7 @@ from logpast.util.errors import (
     UserError,
     is_lost_process,
     is_out_of_memory,
+    one_line,
     suggest,
 )
 from logpast.util.signals import SIGHUP, handle_signals, silence_closed_terminal
@@ -183,10 +184,8 @@ def _run_and_report(argv: list[str]) -> int:
         if error.filename is None and error.errno not in DISK_FULL:
             raise  # not about a file: a bug
         fixes = dict.fromkeys(DISK_FULL, "; free some space, or write elsewhere") | {errno.EROFS: "; write elsewhere"}
-        print(
-            f"logpast: {error.filename or 'the disk'}: {error.strerror}{fixes.get(error.errno or 0, '')}",
-            file=sys.stderr,
-        )
+        where, fix = one_line(str(error.filename or "the disk")), fixes.get(error.errno or 0, "")
+        print(f"logpast: {where}: {error.strerror}{fix}", file=sys.stderr)
     except (MemoryError, RuntimeError) as error:
         if not (is_out_of_memory(error) or is_lost_process(error)):
             raise
@@ -331,6 +330,7 @@ def _value(option: str, given: str | list[str], kind: Any, literal: bool = False
     import yaml
 
     from logpast.util.validation import validate_value
+    from logpast.util.yaml_text import parse_yaml
 
     word = given[0] if isinstance(given, list) and len(given) == 1 else given
     members = (kind, *get_args(kind))
@@ -339,7 +339,7 @@ def _value(option: str, given: str | list[str], kind: Any, literal: bool = False
         constant = {"true": bool, "false": bool, "null": type(None)}.get(word)
         if constant in members or (a_list and word.startswith("[") and word.endswith("]")):
             try:
-                return validate_value(option, yaml.safe_load(word), kind, text=True)
+                return validate_value(option, parse_yaml(word), kind, text=True)
             except yaml.YAMLError:
                 raise UserError(f"{option} cannot be {word!r}; put names with special characters in quotes") from None
     try:

@@ -400,3 +400,8 @@ def test_pg19_both_are_train_and_more(tmp_path: Path) -> None:
 )
 def test_splits_that_share_documents(one: str, other: str, overlap: bool) -> None:
     assert splits_overlap(one, other) == splits_overlap(other, one) == overlap
+
+
+def test_the_home_of_an_unknown_user_is_no_file() -> None:
+    with pytest.raises(UserError, match="no file, folder or corpus '~no-such-user/x'"):
+        find("~no-such-user/x")

@@ -81,6 +81,18 @@ def test_documents_must_follow_each_other(texts: Path) -> None:
         TokenStore.open("out")
 
 
+def test_counts_of_documents_are_not_negative(texts: Path) -> None:
+    (store,) = prepare(["a.txt", "b.txt"], Path("out"))
+    names, first, second = (line.split("\t") for line in (store.path / "documents.tsv").read_text().splitlines())
+    words = int(first[2]) + int(second[2])
+    first[2], second[2] = str(words + 5), "-5"  # with the same sum
+    table = "".join("\t".join(line) + "\n" for line in (names, first, second)).encode()
+    (store.path / "documents.tsv").write_bytes(table)
+    edit_json(sha256={"tokens.bin": store.sha256, "documents.tsv": hashlib.sha256(table).hexdigest()})(store.path)
+    with pytest.raises(UserError, match=r"documents\.tsv has a document with negative counts"):
+        TokenStore.open("out")
+
+
 def test_a_folder_without_store_json_is_no_store(texts: Path) -> None:
     assert not is_store(texts)
     with pytest.raises(UserError, match=r"no store\.json.*logpast data prepare"):

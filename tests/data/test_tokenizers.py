@@ -204,6 +204,12 @@ TOKEN = {
         (changed(model__end_of_word_suffix="</w>"), "without end_of_word_suffix"),
         (changed(model__continuing_subword_prefix="##"), "without continuing_subword_prefix"),
         (changed(model__ignore_merges=True), "without ignore_merges"),
+        (changed(pre_tokenizer=None), "ByteLevel"),
+        (changed(added_tokens=[TOKEN | {"id": 2**31}]), r"added_tokens\.0\.id is 2147483648"),
+        (changed(added_tokens=[TOKEN | {"content": END_OF_TEXT, "special": True, "id": 9999}]), "ids from 0 to"),
+        ('{"name": "pretrained", "eot": -1, "tokenizer": {"model": {"vocab": {}}}}', "eot is -1"),
+        ('{"name": "pretrained", "eot": 0, "tokenizer": {"model": {"vocab": {"a": 4294967295}}}}', "vocab"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_an_unsupported_tokenizer_is_refused(content: str, names: str, tmp_path: Path) -> None:

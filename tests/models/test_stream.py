@@ -220,6 +220,7 @@ DAMAGED_STATES: dict[str, tuple[dict[str, Tensor], str]] = {
     "no text": ({"ids": torch.zeros((0, 1), dtype=torch.int32)}, "ids"),
     "ids that are no integers": ({"ids": torch.zeros(1, 1)}, "ids"),
     "impossible lengths": ({"lengths": torch.tensor([1, 2])}, "lengths"),
+    "an empty text": ({"lengths": torch.tensor([0, 0]), "ids": torch.zeros((1, 0), dtype=torch.int32)}, "lengths"),
     "a negative length": ({"lengths": torch.tensor([-3, -4])}, "lengths"),
     "a hash of another type": ({"model": torch.zeros(32)}, "another model"),
 }
@@ -243,3 +244,14 @@ def test_a_changed_id_in_a_saved_state_is_noticed(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes().replace(before, torch.tensor([7, 5, 7], dtype=torch.int32).numpy().tobytes()))
     with pytest.raises(UserError, match=f"{file}: it has changed"):
         Stream.load(model, file)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8])
+def test_a_carried_state_of_another_type_is_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = random_model(TransformerXLConfig(memory=6, **SIZES))
+    state = model.stream(12).state()
+    save_file(state | {"state.memory": state["state.memory"].to(dtype)}, tmp_path / "state")
+    with pytest.raises(UserError, match=rf"state\.memory has the type {dtype}"):
+        Stream.load(model, tmp_path / "state")
+    save_file(state | {"state.memory": state["state.memory"].float()}, tmp_path / "state")
+    Stream.load(model, tmp_path / "state")  # of the same model in another precision

@@ -113,6 +113,19 @@ def test_mistakes_in_the_file_are_reported(values: dict[str, Any], problem: str,
         cells(sweep_file(**values))
 
 
+def test_grids_of_too_many_cells_are_refused_at_once(sweep_file: SweepFile) -> None:
+    axes = ("seed", "steps", "batch_size", "model.slots")
+    with pytest.raises(UserError, match=r"\.yaml: a grid has 1e\+12 combinations"):
+        cells(sweep_file(grids=[{axis: list(range(1, 1001)) for axis in axes}]))
+
+
+@pytest.mark.parametrize("recipe", ["small-cpuu", "sweep-toy", "."])
+def test_the_sweep_that_names_a_wrong_recipe_is_named(recipe: str, sweep_file: SweepFile) -> None:
+    file = sweep_file(recipe=recipe)
+    with pytest.raises(UserError, match=f"^{file}: recipe: .*{recipe}"):
+        cells(file)
+
+
 def test_a_cell_needs_a_test_text(sweep_file: SweepFile) -> None:
     place = sweep_file()
     values = yaml.safe_load(place.read_text())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from logpast.data.prepare import prepare
 from logpast.models import TransformerXLConfig
@@ -151,10 +152,10 @@ def test_damaged_files_without_checksums_are_refused_in_words(train_config: Trai
         ("state.json", json.dumps(state | {"best": {"step": "../../other"}}), r"best\.step is '\.\./\.\./other'"),
         ("state.json", json.dumps(state | {"best": {"step": 1e300}}), r"best\.step is 1e\+300"),
         ("state.json", json.dumps(state | {"seconds": None}), "seconds is None"),
-        ("state.json", "[" * 100_000, "recursion"),
-        ("config.yaml", "[" * 5_000, "recursion"),
-        ("config.yaml", "&a [*a]", "dictionary"),
-        ("config.yaml", "{run: x, model: &a {b: *a}}", "model"),
+        ("state.json", "[" * 100_000, "nested too deeply"),
+        ("config.yaml", "[" * 5_000, "nested too deeply"),
+        ("config.yaml", "&a [*a]", r"\*a contains itself"),
+        ("config.yaml", "{run: x, model: &a {b: *a}}", r"\*a contains itself"),
         ("config.yaml", "run: x", "has no model"),
         ("config.yaml", config.replace("slots:", "slotz:"), "slotz"),
     ]:
@@ -165,6 +166,32 @@ def test_damaged_files_without_checksums_are_refused_in_words(train_config: Trai
         assert "Error" not in str(error.value)  # the name of an exception
         (folder / file).write_text(before)
     open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("width", 2**30), ("layers", 10**9), ("mlp", 2**40), ("vocabulary", 2**40), ("vocabulary", None)],
+)
+def test_a_config_of_a_larger_model_is_refused_before_that_is_allocated(
+    train_config: TrainConfig, setting: str, value: int | None
+) -> None:
+    train(replace(train_config, steps=1))
+    checkpoint = find_checkpoint(train_config.run)
+    checkpoint.config = replace(checkpoint.config, model=replace(checkpoint.config.model, **{setting: value}))
+    with pytest.raises(UserError, match=r"model\.safetensors does not fit config\.yaml"):
+        checkpoint.load_model()
+
+
+@pytest.mark.parametrize("weights", [{}, {"table.weight": torch.zeros(3, dtype=torch.int8)}])
+def test_weights_that_are_no_numbers_of_a_model_are_refused(
+    train_config: TrainConfig, weights: dict[str, torch.Tensor]
+) -> None:
+    train(replace(train_config, steps=1))
+    checkpoint = find_checkpoint(train_config.run)
+    model = checkpoint.load_model()
+    save_file(weights, checkpoint.path / "model.safetensors")
+    with pytest.raises(UserError, match=r"model\.safetensors has no weights"):
+        checkpoint.load_weights(model)
 
 
 def test_a_swapped_tokenizer_is_noticed(train_config: TrainConfig, books: Path, tmp_path: Path) -> None:

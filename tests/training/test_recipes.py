@@ -89,6 +89,20 @@ def test_malformed_recipes_are_refused(tmp_path: Path, content: str, named: str)
         read_recipe(tmp_path / "bad.yaml")
 
 
+@pytest.mark.parametrize(
+    "recipe", [{"batch_size": 3, "devices": 2}, {"model": {"width": 5, "heads": 2}}, {"steps": None}]
+)
+def test_settings_that_contradict_each_other_are_named_with_the_file(recipe: dict[str, object]) -> None:
+    settings = {"run": "a", "data": {"train": "t"}, "model": {}, "steps": 5} | recipe
+    with pytest.raises(UserError, match=r"^file\.yaml: "):
+        config_from_recipe(settings, "file.yaml")
+
+
+def test_an_unknown_system_is_named_with_the_file() -> None:
+    with pytest.raises(UserError, match=r"^file\.yaml: model\.system: .*log_memori"):
+        config_from_recipe({"model": {"system": "log_memori"}}, "file.yaml")
+
+
 def test_empty_sections_are_the_same_as_none(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("run: r\noptimizer:\nmodel:\n")
     assert read_recipe(tmp_path / "recipe.yaml") == {"run": "r", "model": {}}

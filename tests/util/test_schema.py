@@ -1,5 +1,6 @@
 """Schemas of files: the first wrong field is named in one line."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,19 @@ def test_reading_turns_errors_of_parsing_into_one_line(error: Exception) -> None
         schema.reading("f.json is damaged", "fix it"),
     ):
         raise error
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_json_that_is_nested_too_deeply_is_a_value_error(finite: bool) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        schema.parse_json("[" * 100_000, finite)
+
+
+def test_numbers_must_be_finite_unless_a_file_may_have_others() -> None:
+    assert schema.parse_json("[1e999, NaN]", finite=False)[0] == math.inf
+    for text in ("1e999", "NaN", "1" + "0" * 400):
+        with pytest.raises((ValueError, OverflowError)):
+            schema.parse_json(text)
 
 
 def test_reading_leaves_a_missing_file_to_the_caller() -> None:

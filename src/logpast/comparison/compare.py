@@ -35,6 +35,7 @@ from logpast.training.loop import train
 from logpast.training.recipes import find_recipe
 from logpast.util.errors import Diverged, UserError
 from logpast.util.files import atomic_write, ensure_writable, exclusive_lock, remove_folder
+from logpast.util.schema import parse_json
 from logpast.util.validation import validate_arguments
 
 Budget = Literal["tokens", "time"]
@@ -217,7 +218,7 @@ def _search(recipe: Recipe, system: System, out: Path, say: Callable[[str], None
 def _saved_search(file: Path) -> tuple[float, float] | None:
     """What an earlier search found; None if there is none, or its file is damaged."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = parse_json(file.read_text(encoding="utf-8"), finite=False)
         return float(found["learning_rate"]), float(found["tokens_per_second"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None

@@ -187,7 +187,7 @@ def find(spec: str, root: Path | None = None) -> Source:
     name, _, split = spec.partition(":")
     if name in CORPORA:
         return _find_split(name, split, root)
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))  # Path.expanduser raises if there is no such user
     if len(path.name.encode(errors="surrogateescape")) > 255:
         raise UserError(f"no file, folder or corpus {spec[:60]!r}…: the name is too long for a file")
     if path.is_dir():

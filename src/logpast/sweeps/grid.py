@@ -24,6 +24,7 @@ from logpast.util.validation import NonNegativeFloat, validate_section
 
 FINEST = 0.0001  # smallest fraction of a core or a GPU that Ray can assign
 RESERVED = ("run", "resume", "devices")  # set by the sweep: each cell has its own folder, resumes, and has one device
+MAX_CELLS = 10_000  # of a grid
 MAX_NAME = 200  # bytes of a cell's name: file systems allow 255, and names of logs and temporary folders are longer
 
 
@@ -100,6 +101,8 @@ def cells_of(config: SweepConfig, file: Path, out: Path) -> list[Cell]:
         if not isinstance(grid, dict) or not grid:
             raise UserError(f"{file}: a grid must map fields to their values, got {grid!r}")
         axes = [_choices(axis, values, file) for axis, values in grid.items()]
+        if (count := math.prod(map(len, axes))) > MAX_CELLS:
+            raise UserError(f"{file}: a grid has {count:.6g} combinations, more than {MAX_CELLS:,}; split it")
         points = [(picked, _cell(config, picked, file, out, recipes)) for picked in product(*axes)]
         for index, choices in enumerate(axes):
             if any(choice.settings != choices[0].settings for choice in choices) and _has_no_effect(index, points):
@@ -161,7 +164,10 @@ def _cell(
         raise UserError(f"{file}: test cannot be {test!r}; give the name of a text")
     if isinstance(base, str):
         if base not in recipes:
-            recipes[base] = read_recipe(find_recipe(Path(base), file.parent))
+            try:
+                recipes[base] = read_recipe(find_recipe(Path(base), file.parent))
+            except UserError as error:
+                raise UserError(f"{file}: recipe: {error}") from None
         base = recipes[base]
     values = validate_recipe(_apply(validate_recipe(deepcopy(base), file), settings, file), file)
     labels = [choice.label for choice in picked if choice.axis != "seed"]

@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Optional, TypeVar
 
@@ -42,7 +43,8 @@ from logpast.training.devices import shard_like
 from logpast.util.checksums import SUMS, read_sums, sums_text, verify, write_sums
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_folder, atomic_write, remove_folder
-from logpast.util.schema import reading, schema, validate
+from logpast.util.schema import parse_json, reading, schema, validate
+from logpast.util.yaml_text import parse_yaml
 
 T = TypeVar("T")
 STEP = re.compile(r"step-\d{8,}")
@@ -86,13 +88,29 @@ class Checkpoint:
         return self._load("model.safetensors")
 
     def load_model(self) -> LanguageModel:
+        self._check_sizes()
         model = build(self.config.model)
         self.load_weights(model)
         return model
 
+    def _check_sizes(self) -> None:
+        """A UserError if config.yaml is of a larger model than the weights, before that is allocated."""
+        sizes, shapes = self.config.model, {name: tensor.shape for name, tensor in self.weights().items()}
+        found, longest = shapes.get("table.weight"), max(chain((0,), *shapes.values()))
+        if found != (sizes.vocabulary, sizes.width) or sizes.layers > len(shapes) or (sizes.mlp or 0) > longest:
+            raise UserError(
+                f"{self.path}: model.safetensors does not fit config.yaml: it has {len(shapes)} tensors, and "
+                f"{list(found or ())} as table.weight; use another checkpoint"
+            )
+
     def load_weights(self, model: LanguageModel) -> None:
         """Load the weights into a model of the same sizes, which takes on their precision."""
         weights = self.weights()
+        kinds = {tensor.dtype for tensor in weights.values()}
+        if not all(kind.is_floating_point for kind in kinds) or not kinds:
+            raise UserError(
+                f"{self.path}: model.safetensors has no weights, or some that are no floating-point numbers"
+            )
         model.to(next(iter(weights.values())).dtype)
         try:
             model.load_state_dict(weights)
@@ -147,7 +165,7 @@ def open_checkpoint(path: Path, for_training: bool = False) -> Checkpoint:
     for name in sizes | sums:
         if name not in skipped:
             verify(path / name, sums.get(name), OTHER, sizes.get(name))
-    config = _parse(path / "config.yaml", lambda text: TrainConfig.from_dict(validate(CONFIG, yaml.safe_load(text))))
+    config = _parse(path / "config.yaml", lambda text: TrainConfig.from_dict(validate(CONFIG, parse_yaml(text))))
     try:
         with safe_open(path / "model.safetensors", "pt"):
             pass  # the header can be read
@@ -161,7 +179,7 @@ def _read_state(path: Path) -> dict[str, Any]:
     file = path / "state.json"
     if (path / SUMS).exists():
         verify(file, read_sums(path / SUMS, OTHER).get(file.name), OTHER)
-    return _parse(file, lambda text: validate(STATE, json.loads(text)))
+    return _parse(file, lambda text: validate(STATE, parse_json(text, finite=False)))
 
 
 def _parse(file: Path, parse: Callable[[str], T]) -> T:
@@ -202,8 +220,8 @@ def _hint(path: Path) -> str:
     """What to do with a folder that is no run."""
     if (path / ATTACHED).is_file():
         return "it is a pretrained model with a memory, which only eval, explore, generate and serve take"
-    with suppress(OSError, ValueError):
-        if json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"] == "logpast":
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if parse_json((path / "config.json").read_text(encoding="utf-8"))["model_type"] == "logpast":
             return f"make a run of this Hugging Face model: logpast export {path} --to logpast --out RUN"
     return "give a run that has saved one"
 

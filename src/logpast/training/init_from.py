@@ -11,7 +11,6 @@ there would have.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from logpast.models.decoder import rename_gpt2
 from logpast.training.checkpoint import Checkpoint, find_checkpoint
 from logpast.util.errors import UserError, first_few
 from logpast.util.files import sha256_of
+from logpast.util.schema import parse_json
 
 GPT2_FILES = ("model.safetensors", "pytorch_model.bin")
 GPT2_SETTINGS = {  # of config.json: what our decoder computes
@@ -191,7 +191,7 @@ def _gpt2_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"), finite=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
     if not isinstance(content, dict):

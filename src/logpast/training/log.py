@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_write
+from logpast.util.schema import parse_json
 from logpast.util.serialization import json_safe
 
 TAIL = 4096  # bytes at the end of the file, enough for several records
@@ -126,7 +127,7 @@ def last_record(folder: Path) -> dict[str, Any]:
         return {}
     for line in reversed(lines):
         try:
-            record = json.loads(line)
+            record = parse_json(line, finite=False)
         except ValueError:
             continue  # cut off, by a kill or by reading only the end
         if isinstance(record, dict) and all(isinstance(record.get(name), int | float) for name in TRAINING_FIELDS):
@@ -172,7 +173,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     found, lines = [], path.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
+            record = parse_json(line, finite=False)
         except ValueError as error:
             if number == len(lines):
                 break

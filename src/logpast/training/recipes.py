@@ -14,23 +14,12 @@ import yaml
 from logpast.util.errors import UserError, suggest
 from logpast.util.serialization import flatten, unflatten
 from logpast.util.validation import default_of, types_of, validate_value
+from logpast.util.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
     from logpast.training.config import TrainConfig  # imports torch, which the help of `train` does without
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Rejects a key that occurs twice. Plain YAML silently takes the last value."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set[str]()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def shipped_recipes() -> list[str]:
@@ -51,7 +40,7 @@ def read_yaml(file: Path) -> Any:
     """The content of a YAML file, or of a shipped recipe."""
     file = find_recipe(file)
     try:
-        return yaml.load(file.read_text(encoding="utf-8"), _UniqueKeyLoader)
+        return parse_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -122,13 +111,13 @@ def recipe_settings(recipe: dict[str, Any], system: str, place: object) -> dict[
     return {key: validate_value(f"{place}: {key}", value, kinds[key], text=True) for key, value in found.items()}
 
 
-def config_from_settings(settings: dict[str, Any], system: str, place: object = "") -> TrainConfig:
+def config_from_settings(settings: dict[str, Any], system: str) -> TrainConfig:
     """The config of settings such as {model.slots: 5, …}."""
     from logpast.training.config import TrainConfig
 
     for name in ("run", "data.train"):
         if name not in settings:
-            raise UserError(f"{place}{name} is missing; give it in the recipe, or as the option --{name}")
+            raise UserError(f"{name} is missing; give it in the recipe, or as the option --{name}")
     values = unflatten(settings)
     return TrainConfig.from_dict({"optimizer": {}} | values | {"model": values.get("model", {}) | {"system": system}})
 
@@ -137,6 +126,13 @@ def config_from_recipe(recipe: dict[str, Any], place: object) -> TrainConfig:
     """The config of a recipe, with types checked."""
     from logpast.models import known_system
 
-    system = known_system(recipe["model"].get("system", "log_memory"))
+    try:
+        system = known_system(recipe["model"].get("system", "log_memory"))
+    except UserError as error:
+        raise UserError(f"{place}: model.system: {error}") from None
     defaults = recipe_settings(default_settings(system), system, place)  # 100 becomes 100.0, as in the hashes of rows
-    return config_from_settings(defaults | recipe_settings(recipe, system, place), system, f"{place}: ")
+    settings = defaults | recipe_settings(recipe, system, place)
+    try:
+        return config_from_settings(settings, system)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None

@@ -31,6 +31,7 @@ from logpast.util.files import (
     remove_leftovers,
 )
 from logpast.util.serialization import flatten
+from logpast.util.yaml_text import parse_yaml
 
 
 class Request(Enum):
@@ -242,7 +243,7 @@ def _contents(config: TrainConfig, given: Checkpoint | None) -> Contents:
 def _started_config(run: Path) -> TrainConfig | None:
     """The config of the run that was started in a folder, if there is one."""
     try:
-        return TrainConfig.from_dict(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
+        return TrainConfig.from_dict(parse_yaml((run / "config.yaml").read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return None
 

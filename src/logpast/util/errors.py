@@ -14,11 +14,24 @@ LOST_PROCESS = (
 )
 
 
+LONGEST = 2000  # characters of a message
+
+
 class UserError(ValueError):
     """Bad input, a bad setting or a damaged file, with one line that says what is wrong, where, and the fix.
 
     The command line prints it without a traceback and exits with 2.
     """
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
+
+
+def one_line(message: str) -> str:
+    """A message that may quote anything, in one line that any terminal shows: what cannot be printed is escaped."""
+    if len(message) > LONGEST:
+        message = f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
+    return message if message.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
 
 
 class Diverged(UserError):

@@ -81,9 +81,20 @@ def describe(error: ValidationError) -> str:
     return f"{name} is {reprlib.repr(first['input'])}, but {problem[0].lower()}{problem[1:]}"
 
 
-def parse_json(text: str) -> Any:
-    """Strict JSON with finite numbers: Python would also accept NaN, Infinity, 1e999 and integers of any length."""
-    return json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_integer)
+def parse_json(text: str | bytes, finite: bool = True) -> Any:
+    """Strict JSON. Raises ValueError, or OverflowError.
+
+    Args:
+        text: the JSON.
+        finite: whether all numbers must be finite: Python would also accept NaN, Infinity, 1e999 and integers of any
+            length. Checkpoints and logs may have some.
+    """
+    try:
+        if not finite:
+            return json.loads(text)
+        return json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_integer)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _finite(word: str) -> float:

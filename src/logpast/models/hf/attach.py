@@ -32,6 +32,7 @@ from logpast.models.log_memory import LogMemoryConfig
 from logpast.recall import Recall
 from logpast.util.checksums import verify_folder, write_sums
 from logpast.util.errors import UserError
+from logpast.util.schema import parse_json
 from logpast.util.validation import from_saved
 
 SETTINGS, WEIGHTS = "logpast.json", "logpast.safetensors"
@@ -316,7 +317,7 @@ def read_settings(folder: Path) -> tuple[AttachedConfig, str | None]:
     if not (folder / SETTINGS).is_file():
         raise UserError(f"{folder} has no {SETTINGS}; give a folder that save_pretrained or `logpast attach` wrote")
     try:
-        about = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        about = parse_json((folder / SETTINGS).read_text(encoding="utf-8"), finite=False)
         if about.pop("format") != FORMAT:
             raise ValueError("it is of another format")
         if (version := about.pop("version")) > VERSION:
