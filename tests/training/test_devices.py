@@ -121,6 +121,8 @@ def test_batches_of_the_papers_recipes_divide_among_8_and_16_gpus(
 
 # With real processes
 
+LONG = 1500  # seconds: processes take a minute to start where others use the cores
+
 
 @pytest.fixture
 def double(train_config: TrainConfig) -> TrainConfig:
@@ -149,7 +151,7 @@ def started(launcher: str, ranks: int, config: TrainConfig) -> Iterator[subproce
 
 def run_to_end(launcher: str, ranks: int, config: TrainConfig) -> None:
     with started(launcher, ranks, config) as process:
-        errors = process.communicate(timeout=300)[1]
+        errors = process.communicate(timeout=LONG)[1]
         assert process.returncode == 0, errors
 
 
@@ -174,7 +176,7 @@ def rank_of(pid: int) -> str:
 
 
 def wait_for_steps(run: Path, steps: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + LONG
     while not (run / "log.jsonl").exists() or len(read_log(run)) < steps:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
@@ -202,7 +204,7 @@ def test_a_signal_to_one_process_saves_and_stops_all(
         ranks = {rank_of(child): child for child in children(process.pid)}
         for pid in {"launcher": [process.pid], "1": [ranks["1"]], "all": [process.pid, *ranks.values()]}[target]:
             os.kill(pid, signal.SIGTERM)
-        errors = process.communicate(timeout=100)[1]
+        errors = process.communicate(timeout=LONG)[1]
     assert process.returncode not in (0, -signal.SIGKILL), errors
     deadline = time.monotonic() + 30
     while any(map(is_running, ranks.values())):
@@ -218,11 +220,8 @@ def test_a_signal_to_one_process_saves_and_stops_all(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("numbers", [(4, 1, 2), (1, 2, 4)])
 @pytest.mark.parametrize("model", ["memory", "recurrent"])
-def test_a_run_resumes_with_another_number_of_processes(
-    double: TrainConfig, numbers: tuple[int, ...], model: str
-) -> None:
+def test_a_run_resumes_with_another_number_of_processes(double: TrainConfig, model: str) -> None:
     """And with another strategy; a recurrent system needs the state of all rows."""
     config = replace(double, steps=30, checkpoint_every=10, batch_size=8)
     if model == "recurrent":
@@ -230,11 +229,10 @@ def test_a_run_resumes_with_another_number_of_processes(
         config = replace(config, model=RecurrentMemoryConfig(memory_tokens=3, **sizes))
     train(config)
     resume: str | bool = False
-    strategies: list[Any] = ["fsdp", "ddp", "fsdp"]
-    for part, (ranks, strategy) in enumerate(zip(numbers, strategies, strict=True)):
+    parts: list[tuple[str, int, Any]] = [("logpast", 4, "fsdp"), ("logpast", 1, "ddp"), ("torchrun", 2, "fsdp")]
+    for part, (launcher, ranks, strategy) in enumerate(parts):
         run = config.run.with_name(f"part {part}")
-        each = replace(config, run=run, resume=resume, strategy=strategy if ranks > 1 else "ddp")
-        run_to_end("torchrun" if part == 2 else "logpast", ranks, each)
+        run_to_end(launcher, ranks, replace(config, run=run, resume=resume, strategy=strategy))
         resume = str(checkpoint_path(run, 10 * (part + 1)))
     for file in ["model", "optimizer", *(["carried"] if model == "recurrent" else [])]:
         one, other = (load_file(find_checkpoint(r, "latest").path / f"{file}.safetensors") for r in (config.run, run))
@@ -268,7 +266,7 @@ def test_the_slurm_script_trains_on_all_nodes(double: TrainConfig, tmp_path: Pat
     command = ["bash", str(ROOT / "docs" / "train.sbatch"), "--config", str(recipe)]
     for run, options in (("ddp", []), ("fsdp", ["--strategy", "fsdp"])):
         several = [*command, "--run", str(tmp_path / run), *options]
-        done = subprocess.run(several, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(several, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=LONG)
         assert done.returncode == 0, done.stderr
         assert "4 × cpu" in done.stdout + done.stderr
         assert find_checkpoint(tmp_path / run).config.devices == 4
