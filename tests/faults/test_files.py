@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from faults.commands import DAMAGES, Done, Training, assert_one_line, run
+from faults.commands import DAMAGES, STEPS, Done, Training, assert_one_line, run
 from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_checkpoint, sorted_checkpoints
 from logpast.util.errors import UserError
@@ -25,7 +25,7 @@ CHECKPOINT = ["model.safetensors", "optimizer.safetensors", "carried.safetensors
 STORE = ["tokens.bin", "documents.tsv", "store.json", "tokenizer.json"]
 ATTACHED = ["logpast.json", "logpast.safetensors", "adapter_model.safetensors", "adapter_config.json", "training.json",
             "tokenizer.json", "SHA256SUMS"]  # fmt: skip
-FREE = ("--log_every", 1, "--validate_every", 20, "--checkpoint_every", 3)  # a resumed run may have others
+FREE = ("--steps", STEPS, "--log_every", 1, "--validate_every", 20, "--checkpoint_every", 3)  # may change
 ANALYSIS = ["analysis.json", "nats.safetensors", "SHA256SUMS"]
 
 
