@@ -30,6 +30,9 @@ NOT_RUN = {
     "logpast sweep sweep-paper --address": "needs a Ray cluster",
     "logpast demo": "minutes; tests/demo and the test of the wheel run it with fewer steps",
     "python -m logpast.lm_eval": "tests/test_lm_eval.py runs it where lm-eval is installed",
+    "curl ": "tests/serving sends such requests",
+    "logpast attach --model SmolLM2": "needs SmolLM2 and PG-19",
+    "logpast generate --checkpoint attached/gates": "needs SmolLM2 and PG-19",
     "logpast explore runs/demo": "needs the demo's models, minutes of training; tests/explore runs the command",
 }
 #: pages whose examples are run by tests that look at the results, too
@@ -37,6 +40,7 @@ ELSEWHERE = {
     "docs/own-text.md": ("repo/test_docs.py", "test_commands_of_own_text_run"),
     "docs/attach.md": ("repo/test_docs.py", "test_examples_of_attaching_run"),
     "docs/streaming.md": ("repo/test_docs.py", "test_examples_of_streaming_run"),
+    "docs/serving.md": ("repo/test_docs.py", "test_examples_of_serving_run"),
 }
 WALKED = (
     *("README.md", "docs/commands.md", "docs/explore.md", "docs/huggingface.md", "docs/paper.md", "docs/python.md"),
