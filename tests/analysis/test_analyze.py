@@ -58,7 +58,7 @@ def test_page_that_cannot_be_drawn_loses_no_numbers(
     monkeypatch.setattr("logpast.analysis.analyze.draw", fail)
     with pytest.raises(RuntimeError):
         analyze(runs["plain"], str(store.path), out=tmp_path / "out", limit=50, finest=1, device="cpu")
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {"analysis.json", "nats.safetensors"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"analysis.json", "nats.safetensors", "SHA256SUMS"}
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
     monkeypatch.undo()
     analyze(tmp_path / "out")

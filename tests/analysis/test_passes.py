@@ -20,6 +20,7 @@ from logpast.data import TokenStore
 from logpast.evaluation.scoring import score
 from logpast.models import LogMemoryTransformer
 from logpast.training.checkpoint import find_checkpoint
+from logpast.util.checksums import unseal
 from logpast.util.errors import UserError
 
 
@@ -169,6 +170,6 @@ def test_finished_passes_of_another_model_text_or_code_are_ignored(
 
 
 def update_checksum(store: Path, file: str) -> None:
-    about = json.loads((store / "store.json").read_text())
+    about = unseal(json.loads((store / "store.json").read_text()))
     about["sha256"][file] = hashlib.sha256((store / file).read_bytes()).hexdigest()
     (store / "store.json").write_text(json.dumps(about))

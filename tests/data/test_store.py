@@ -13,6 +13,7 @@ import pytest
 
 from logpast.data import Counts, TokenStore, is_store, open_tokens, train_bpe
 from logpast.data.prepare import prepare
+from logpast.util.checksums import unseal
 from logpast.util.errors import UserError
 from logpast.util.files import sha256_of
 
@@ -22,7 +23,7 @@ def edit(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
 
 
 def edit_json(**changes: Any) -> Callable[[Path], None]:
-    return edit("store.json", lambda content: json.dumps({**json.loads(content), **changes}).encode())
+    return edit("store.json", lambda content: json.dumps({**unseal(json.loads(content)), **changes}).encode())
 
 
 def flip_last_bit(content: bytes) -> bytes:

@@ -212,6 +212,6 @@ def test_a_damaged_recipe(
     done = call("train", "--config", recipe, "--run", run, "--resume", "auto", *FREE)
     if done.code:
         assert_one_line(done, f"; |did you mean|{recipe} is not")
-        done = resume(call, training, run)
+        assert resume(call, training, run).code == 0
     training.assert_equal(run)
     outcome(f"{damage}: recipe", "line" if done.code else "equal")

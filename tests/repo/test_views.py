@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,7 @@ def test_gains_are_the_mean_over_the_pairs_of_a_length(results: Path) -> None:
 
 def test_gains_on_pg19_are_of_in_vocabulary_documents(results: Path) -> None:
     ledger = results / "sweep-small.jsonl"
-    rows = [json.loads(line) for line in ledger.read_text().replace("wiki22k", "pg19").splitlines()]
-    ledger.write_text(
-        "".join(json.dumps({name: each[name] for name in each if name != "crc32"}) + "\n" for each in rows)
-    )
+    ledger.write_text(re.sub(r', "crc32": "\w+"', "", ledger.read_text().replace("wiki22k", "pg19")))
     assert VIEWS["sweep-small-gains-pg19"](results) == "−0.250 at L = 5"
 
 

@@ -138,4 +138,5 @@ def code_sha256() -> str:
 
 
 def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=PACKAGE, capture_output=True, text=True, check=True).stdout.strip()
+    words = ("git", "--no-optional-locks", *words)  # or a commit made meanwhile fails
+    return subprocess.run(words, cwd=PACKAGE, capture_output=True, text=True, check=True).stdout.strip()

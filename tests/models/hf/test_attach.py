@@ -244,6 +244,7 @@ def test_damaged_or_foreign_folder_is_an_error(tmp_path: Path) -> None:
         load_attached(tmp_path)
     with pytest.raises(UserError, match="embeddings"):
         load_attached(tmp_path, _wider())
+    (tmp_path / "SHA256SUMS").unlink()
     settings = json.loads((tmp_path / "logpast.json").read_text())
     (tmp_path / "logpast.json").write_text(json.dumps(settings | {"recall": 0}))
     with pytest.raises(UserError, match=r"recall\.weight"):
