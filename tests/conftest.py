@@ -140,9 +140,12 @@ def ledger(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium, driven by Playwright; tests of pages are skipped where one of them is missing."""
+    """Chromium, driven by Playwright; tests of pages are skipped where one of them is missing.
+
+    Per module, because as long as Playwright runs, no other event loop can run in this thread.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     try:
         path = find_chromium()

@@ -48,7 +48,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no checksums": (edit_json(sha256={}), r"store.json: it has no sha256\.tokens\.bin"),
     "a negative count": (edit_json(lines=-1), "store.json: lines is -1"),
     "a large count": (edit_json(tokens=1e300), "store.json: tokens is 1e[+]300"),
-    "deep nesting": (edit("store.json", lambda content: b"[" * 100_000), "store.json: .*recursion"),
+    "deep nesting": (edit("store.json", lambda content: b"[" * 100_000), "store.json: .*nested too deeply"),
 }
 
 

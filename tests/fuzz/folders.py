@@ -20,9 +20,10 @@ from logpast.data.batching import Windows
 from logpast.data.prepare import prepare
 from logpast.data.tokenizers import load_tokenizer
 from logpast.models import LogMemoryConfig, TransformerXLConfig, build
-from logpast.training.checkpoint import SUMS, find_checkpoint, save_checkpoint
+from logpast.training.checkpoint import SUMS, find_checkpoint, moments_of, save_checkpoint
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.optimizer import build_optimizer
+from logpast.util.checksums import CRC
 
 TEXT = "In the beginning God created the heaven and the earth. It's 7 o'clock, café.\n\n  And the earth was void;\n" * 3
 SIZES = {"window": 8, "layers": 1, "heads": 2, "width": 8}
@@ -36,33 +37,33 @@ def token_stores(home: Path) -> Target:
     table = [line.split("\t") for line in (kept / "documents.tsv").read_text().splitlines()]
     content = {name: (kept / name).read_bytes() for name in ("tokens.bin", "tokenizer.json")}
     folder.mkdir()
+    parts = ("store.json", "documents.tsv", "tokens.bin", "tokenizer.json", "several")
     inputs = st.tuples(
-        edits(IN_JSON, 2),
-        damages(),
-        edits(IN_JSON, 2),
-        damages(),
-        damages(),
-        damages(),
-        st.sampled_from("yyyn"),
-        _missing(4),
+        st.sampled_from(parts), edits(IN_JSON, 2), edits(IN_JSON, 2), damages(), st.sampled_from("yyyn"), _missing(4)
     )
 
     def place(value: Any) -> Callable[[], object]:
-        changes, of_about, of_table, of_text, of_tokens, of_tokenizer, sealed, missing = value
-        rows = edited(table, of_table)
+        part, of_about, of_table, damage, sealed, missing = value
+
+        def changed(file: str, bytes_: bytes) -> bytes:
+            return damaged(bytes_, damage) if part in (file, "several") else bytes_
+
+        rows = edited(table, of_table) if part in ("documents.tsv", "several") else table
         rows = rows if isinstance(rows, list) else [rows]
         lines = ["\t".join(map(str, row)) if isinstance(row, list) else str(row) for row in rows]
-        text = damaged("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass"), of_text)
-        tokens = damaged(content["tokens.bin"], of_tokens)
+        text = changed("documents.tsv", "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass"))
+        tokens = changed("tokens.bin", content["tokens.bin"])
         new = dict(about)
         if sealed == "y":
             new["sha256"] = {"tokens.bin": _sha256(tokens), "documents.tsv": _sha256(text)}
-        (folder / "store.json").write_bytes(damaged(as_json(edited(new, changes), indent=2), of_about))
+            del new[CRC]
+        new = edited(new, of_about) if part in ("store.json", "several") else new
+        (folder / "store.json").write_bytes(changed("store.json", as_json(new, indent=2)))
         (folder / "documents.tsv").write_bytes(text)
         (folder / "tokens.bin").write_bytes(tokens)
-        (folder / "tokenizer.json").write_bytes(damaged(content["tokenizer.json"], of_tokenizer))
+        (folder / "tokenizer.json").write_bytes(changed("tokenizer.json", content["tokenizer.json"]))
         if missing < 4:
-            (folder / ("store.json", "documents.tsv", "tokens.bin", "tokenizer.json")[missing]).unlink()
+            (folder / parts[missing]).unlink()
         return lambda: use_store(folder)
 
     return Target(inputs, place, home, "store")
@@ -262,7 +263,8 @@ def make_run(home: Path, number: int) -> Path:
         "best": {"step": 2, "nats_per_token": 3.5}, "data": about, "validation_data": None, "revision": "0" * 40,
         "hardware": {"device": "cpu"},
     }  # fmt: skip
-    save_checkpoint(config, model, optimizer, tokenizer, state, model.start(2) if number else None)
+    carried = model.start(2) if number else None
+    save_checkpoint(config, model.state_dict(), moments_of(model, optimizer), tokenizer, state, carried)
     return folder
 
 

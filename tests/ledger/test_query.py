@@ -51,7 +51,7 @@ def test_conditions_select_rows(where: list[str], count: int) -> None:
     [
         ("a.jsonl", json.dumps(scored_row(scores={"ppl_token": "x"})), "line 2 .*scores.ppl_token"),
         ("a.jsonl", "\udcff", "not a ledger"),
-        ("a.jsonl", '{"a":' * 3000 + "1" + "}" * 3000, "line 2 .* recursion"),
+        ("a.jsonl", '{"a":' * 3000 + "1" + "}" * 3000, "line 2 .* nested too deeply"),
         ("a.jsonl", '{"a.b": 1, "a": {"b": 1}}', r"line 2 .*a\.b is given twice"),
         ("a.json", "\udcff", "not a table"),
         ("a.json", "[1]", "not a table"),

@@ -65,6 +65,8 @@ def test_processes_of_torchrun_and_srun_are_found(
     values: dict[str, str], launcher: Launcher | None, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_environment(monkeypatch, values)
+    monkeypatch.setenv("MASTER_ADDR", "")  # so that it is put back at the end: Fabric sets it under Slurm
+    monkeypatch.delenv("MASTER_ADDR")
     assert find_launcher() == launcher
     found = environment(launcher)
     assert type(found) is kind
