@@ -93,6 +93,14 @@ def test_the_key_may_be_in_the_environment(run: Path, monkeypatch: pytest.Monkey
     assert while_serving(ask, run) == 401
 
 
+def test_an_empty_key_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="api_key"):
+        serve(run, api_key="")
+    monkeypatch.setenv("LOGPAST_API_KEY", "")
+    with pytest.raises(UserError, match="LOGPAST_API_KEY"):
+        serve(run)
+
+
 def test_missing_packages_are_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(UserError, match=r"uvicorn .*logpast\[serve\]"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from logpast.data.batching import Streams
@@ -30,7 +31,6 @@ from logpast.util.validation import PositiveInt, validate_arguments
 
 HERE = Path(__file__).parent
 SCRIPTS = ("data", "recall", "text", "panel", "main")  # in this order
-DETAILS = 20_000
 #: what the losses are compared with -> its name on the page. The first that there is comes first
 COMPARISONS = {
     "control": "the control",
@@ -46,7 +46,7 @@ def explore(
     control: Path | None = None,
     out: Path | None = None,
     limit: PositiveInt = 200_000,
-    details: PositiveInt = DETAILS,
+    details: PositiveInt = 20_000,
     streams: Streams | None = None,
     batch_size: PositiveInt = 16,
     device: str = "auto",
@@ -115,7 +115,8 @@ def explore(
         about["control"] = _describe(other, reference)
     atomic_write(out, render(model, text, scores, chosen, about))
     size = out.stat().st_size / 1e6
-    print(f"{tokens:,} of {len(store):,} tokens, {len(chosen.tokens):,} with details, {size:.1f} MB\nopen {out}")
+    print(f"{tokens:,} of {len(store):,} tokens, {len(chosen.tokens):,} with details, {size:.1f} MB")
+    print(f"open {quote(str(out))}")
     return out
 
 

@@ -87,6 +87,9 @@ def serve(
     from logpast.serving.completions import Completions
     from logpast.serving.engine import Engine
 
+    key = os.environ.get(KEY) if api_key is None else api_key
+    if key == "":  # as a variable that is not set gives
+        raise UserError(f"--api_key and {KEY} must not be empty; give a key, or leave them out")
     listening = _listen(host, port)
     with listening:
         if follow is not None:
@@ -98,7 +101,6 @@ def serve(
             stream.select([0]).step([torch.Generator()])  # takes seconds once, and fails if the model diverged
         completions = Completions(model, tokenizer, stream.state(), max_stored, max_prompt_tokens, max_tokens)
         engine = Engine(max_active, max_waiting, threads)
-        key = api_key or os.environ.get(KEY) or None
         api = Api(completions, engine, checkpoint.resolve().name, max_bytes, max_seconds, key)
         server = make_server(api, engine)
         _print_address(listening, api.name, key)
