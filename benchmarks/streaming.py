@@ -38,6 +38,7 @@ from logpast.models import LanguageModel, LogMemoryConfig, build
 from logpast.models.stream import ATTENTION, Stream
 from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import is_out_of_memory
+from logpast.util.files import atomic_write
 
 CHUNK = 1000  # tokens that are read at a time
 VOCABULARY = 50_304  # GPT-2's, rounded up
@@ -119,7 +120,7 @@ def cache_rows(base: Any, marks: list[int], steps: int) -> list[dict[str, Any]]:
     for past in marks:
         try:
             shape = 1, heads, past, width
-            pairs = [tuple(torch.randn(shape).to(weight) for _ in "kv") for _ in range(sizes.num_hidden_layers)]
+            pairs = [tuple(weight.new_empty(shape).normal_() for _ in "kv") for _ in range(sizes.num_hidden_layers)]
             cache = DynamicCache(pairs)
             size = sum(part.nbytes for pair in pairs for part in pair)
             del pairs
@@ -183,31 +184,31 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--recall", type=int, default=8192)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--out", type=Path, help="write the table as JSON")
+    parser.add_argument("--out", type=Path, help="write the table as JSON, after each system")
     args = parser.parse_args(argv)
     device, dtype = pick_device(args.device), getattr(torch, args.dtype)
     marks = [mark for mark in (10**power for power in range(3, 10)) if mark <= args.tokens]
     base = None
     if {"attached", "dynamic_cache"} & {*args.systems}:
         base = load_base(args.model, args.layers, args.width, args.tokens).to(device, dtype).eval()
+    about = {
+        "what": "state and time per token of a text that grows", "dtype": args.dtype, "steps": args.steps,
+        "sizes": {name: getattr(args, name) for name in ("layers", "width", "window", "recall")},
+        "model": args.model and Path(args.model).name, "text": args.data or "random ids", "threads":
+        torch.get_num_threads(), "revision": revision(), "hardware": describe(device),
+    }  # fmt: skip
     rows: list[dict[str, Any]] = []
     for system in args.systems:
         if system == "dynamic_cache":
-            rows += cache_rows(base, marks, args.steps)
+            found = cache_rows(base, marks, args.steps)
         else:
             model, ids = streaming_model(system, base, args)
-            rows += stream_rows(
-                system, model.to(device, dtype).eval(), ids, marks, args.chunk, args.repeats, args.steps
-            )
-    add_ratios(rows)
-    if args.out:
-        about = {
-            "what": "state and time per token of a text that grows", "dtype": args.dtype, "steps": args.steps,
-            "sizes": {name: getattr(args, name) for name in ("layers", "width", "window", "recall")},
-            "model": args.model and Path(args.model).name, "text": args.data or "random ids", "threads":
-            torch.get_num_threads(), "revision": revision(), "hardware": describe(device),
-        }  # fmt: skip
-        args.out.write_text(json.dumps(about | {"rows": rows}, indent=2) + "\n")
+            model = model.to(device, dtype).eval()
+            found = stream_rows(system, model, ids, marks, args.chunk, args.repeats, args.steps)
+        add_ratios(found)
+        rows += found
+        if args.out:  # after each system: an interrupted run has the others
+            atomic_write(args.out, json.dumps(about | {"rows": rows}, indent=2) + "\n")
 
 
 def streaming_model(system: str, base: Any, args: argparse.Namespace) -> tuple[LanguageModel, NDArray[Any]]:

@@ -329,6 +329,7 @@ def _with_end_of_text(tokenizer: hf.Tokenizer, eot: int) -> hf.Tokenizer:
     return tokenizer
 
 
+@functools.cache
 def _character_to_byte() -> dict[str, int]:
     """GPT-2's files write a byte as a printable character: its own if printable, else the next from U+0100."""
     visible = {b: chr(b) for b in range(256) if chr(b).isprintable() and chr(b) != " "}
