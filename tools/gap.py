@@ -163,8 +163,9 @@ def _draw_rows(axis: Any, rows: list[Row], cost: Callable[[Row], float | None]) 
         filled = "none" if row["trained"] == "lora" else colour
         axis.plot(x, y, MARKERS[row["attention"]], color=colour, markerfacecolor=filled, markersize=7)
         if not row["recall"]:
-            place = {"xytext": (5, 4), "textcoords": "offset points"}
-            axis.annotate(row["system"], (x, y), fontsize=6.5, color=INK, **place)
+            left = row["attention"] == "sliding"
+            place = {"xytext": (-5, -9) if left else (5, 4), "ha": "right" if left else "left"}
+            axis.annotate(row["system"], (x, y), fontsize=6.5, color=INK, textcoords="offset points", **place)
         elif row["system"] in plain:
             axis.plot(*zip(plain[row["system"]], (x, y), strict=True), color=RECALL, linewidth=0.8)
     axis.set_xscale("log")

@@ -817,7 +817,6 @@ VIEWS: dict[str, View] = {
     "streaming-cpu-long": partial(_streaming, file="streaming_cpu-long"),
     "fuzz": _fuzz,
     "streaming-gpu": partial(_streaming, file="streaming_gpu"),
-    "streaming-gpu-before": partial(_streaming, file="streaming_gpu-before"),
     **{file: partial(_comparison, file=file) for file in COMPARISONS},
     "rivals-pg19-short": _comparison_short,
     "rivals-pg19-speeds": _speeds,

@@ -1,10 +1,11 @@
-"""benchmarks/streaming.py: its rows."""
+"""benchmarks/streaming.py: its rows; tools/streaming.py: their plot."""
 
 import json
 from pathlib import Path
 
 import pytest
 from benchmarks import streaming
+from tools.streaming import draw, lines
 
 
 def test_rows_of_all_systems_with_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +26,14 @@ def test_rows_of_all_systems_with_ratios(tmp_path: Path, monkeypatch: pytest.Mon
                        for name in ("attached", "dynamic_cache"))  # fmt: skip
     assert attached[0] == attached[1] < 4 * 600
     assert cache[1] == 10 * cache[0]
+
+
+def test_plot_shows_lengths_that_were_measured(tmp_path: Path) -> None:
+    rows = [
+        {"system": "dynamic_cache", "what": "generate", "past": past, "milliseconds": time, "state_bytes": 10 * past}
+        for past, time in ((1000, 5.0), (10_000, None))
+    ]
+    report = {"rows": rows, "hardware": {"device": "cpu"}}
+    assert lines(report, "state_bytes") == {"dynamic_cache": [(1000, 10_000)]}
+    draw([report, report], tmp_path / "plot.svg")
+    assert "<!-- the same, with a KV cache -->" in (tmp_path / "plot.svg").read_text()
