@@ -12,11 +12,13 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.numpy import load_file
 
 from logpast.analysis.labels import difference, span, spans
 from logpast.analysis.saved import WAYS, read_analysis
 from logpast.comparison import table as comparison_table
+from logpast.evaluation.metrics import paired_difference
 from logpast.ledger import row as ledger
 from logpast.ledger.curves import above, read_curve
 from logpast.ledger.documents import documents, in_vocabulary_perplexity
@@ -278,6 +280,8 @@ def _controls(results: Path) -> str:
             ppl.setdefault(texts, {})[row["recipe"]["model"]["system"]] = row["scores"]["ppl_token"]
     rows = []
     for texts, by_system in ppl.items():
+        if len(by_system) < 2:
+            continue  # the control of a model with recall only
         control, memory = by_system["recent"], by_system["log_memory"]
         rows.append([*texts, f"{control:.2f}", f"{memory:.2f}", f"{math.log(memory / control):+.3f}"])
     heads = ["trained on", "scored on", "seed", "control ppl_token", "memory ppl_token", "memory − control, nats"]
@@ -331,7 +335,7 @@ def _recall_worth(results: Path) -> str:
     systems = ("k200", "recall", "recall-mixture")
     rows = [
         [*key[:2], str(key[2]), f"{found['delta']:.4f}",
-         *(f"{found[each]:.4f} ({found[each] - found['delta']:+.4f})" for each in systems)]
+         *(f"{found[each]:.4f} ({found[each] - found['delta']:+.4f})" if each in found else "" for each in systems)]
         for key, found in losses.items()
     ]  # fmt: skip
     return as_markdown(
@@ -340,10 +344,10 @@ def _recall_worth(results: Path) -> str:
 
 
 def _recall_short(results: Path) -> str:
-    """Perplexities with recall and of the control on both test texts, means over seeds."""
+    """Perplexities with recall and of the control on both test texts of Wikipedia, means over seeds."""
     parts = []
     for files in (("sweep-recall", "sweep-controls"), ("recall-in-domain", "controls-in-domain")):
-        rows = [row for file in files for row in _rows(results, file) if _system(row) in ("recall", "delta")]
+        rows = [row for file in files for row in _rows(results, file) if row["train_data"]["name"] == "wiki22k:rest"]
         ppl = {
             system: [row["scores"]["ppl_token"] for row in rows if _system(row) == system]
             for system in ("recall", "delta")
@@ -388,6 +392,20 @@ def _repetition(results: Path) -> str:
         rows.append([row.get("decoding", ""), name + limited, f"{row['rep_4']:.1%}", *copied])
     heads = ["decoding", "text of", "repeated 4-grams", "longest copy, mean", "longest copy, most"]
     return as_markdown(Table(heads, rows))
+
+
+def _adaptive_books(results: Path) -> str:
+    """The same for PG-19, with intervals over books."""
+    rows = [
+        [row["method"], signed(row["minus_plain"]["nats_per_token"], row["minus_plain"]["interval"])]
+        for row in read_table(results, "adaptive_baselines-pg19")["rows"][1:]
+    ]
+    runs = {row["run"]: row["scores"]["by_document"] for file in ("sweep-controls", "sweep-recall")
+            for row in _rows(results, file)}  # fmt: skip
+    trained, control = (runs[f"pg19-{system}-seed0"] for system in ("recall", "delta"))
+    found = paired_difference(*(np.array(each["nats"]) for each in (trained, control)), np.array(control["tokens"]))
+    rows.append(["recall, trained with it (seed 0)", signed(found["nats_per_token"], found["interval"])])
+    return as_markdown(Table(["method", "pg19:test"], rows))
 
 
 def _recall_rates(results: Path) -> str:
@@ -797,6 +815,7 @@ VIEWS: dict[str, View] = {
     "recall-worth": _recall_worth,
     "recall-rates": _recall_rates,
     "adaptive": _adaptive,
+    "adaptive-books": _adaptive_books,
     "repetition": _repetition,
     "recall-loss": _recall_loss,
     "recall-short": _recall_short,
