@@ -14,7 +14,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make test-slow  the tests that take many minutes"
 	@echo "make test-gpu   the tests that need a CUDA device"
-	@echo "make test-faults  kill, full disk, damaged files and other faults, five times each (half an hour; writes results/faults.json)"
+	@echo "make test-faults  kill, full disk, damaged files and other faults, five times each (10 to 30 minutes; writes results/faults.json)"
 	@echo "make fuzz       odd inputs of every kind, 10,000 of each (an hour or two)"
 	@echo "make pages      write the numbers of results/ into README.md, docs/ and results/"
 	@echo "make docs       the documentation as a site, into build/docs"

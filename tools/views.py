@@ -403,7 +403,8 @@ def _adaptive_books(results: Path) -> str:
     runs = {row["run"]: row["scores"]["by_document"] for file in ("sweep-controls", "sweep-recall")
             for row in _rows(results, file)}  # fmt: skip
     trained, control = (runs[f"pg19-{system}-seed0"] for system in ("recall", "delta"))
-    found = paired_difference(*(np.array(each["nats"]) for each in (trained, control)), np.array(control["tokens"]))
+    nats, others, tokens = (np.array(values) for values in (trained["nats"], control["nats"], control["tokens"]))
+    found = paired_difference(nats, others, tokens)
     rows.append(["recall, trained with it (seed 0)", signed(found["nats_per_token"], found["interval"])])
     return as_markdown(Table(["method", "pg19:test"], rows))
 

@@ -121,9 +121,15 @@ def test_report_has_each_system_alone_and_with_recall_and_is_resumed(
         assert recall["minus_without_recall"]["nats_per_token"] == pytest.approx(difference)
         assert plain["ms_per_token"]["2"] > 0
     monkeypatch.setattr(gap, "ms_per_token", lambda attached, system, past, count, recall: 7.0 + recall)
-    monkeypatch.setattr(sys, "argv", [*words.split(), "--times", "--systems", "full-64"])
+    other = tmp_path / "other.json"
+    other.write_text((tmp_path / "out.json").read_text())
+    words_of_times = [*words.split(), "--times", str(tmp_path / "out.json"), str(other), "--systems", "full-64"]
+    monkeypatch.setattr(sys, "argv", words_of_times)
     gap.main()
-    timed = json.loads((tmp_path / "out.json").read_text())["rows"]
+    report = json.loads((tmp_path / "out.json").read_text())
+    timed = report["rows"]
+    assert json.loads(other.read_text()) == report
+    assert report["times"]["streams"] == [1, 2]
     assert [row["ms_per_token"] for row in timed[4:6]] == [{"1": 7.0, "2": 7.0}, {"1": 8.0, "2": 8.0}]
     assert timed[:4] == rows[:4]
     monkeypatch.setattr(sys, "argv", [*words.split(), "--seed", "1"])
