@@ -343,17 +343,14 @@ def _recall_worth(results: Path) -> str:
     )
 
 
-def _recall_short(results: Path) -> str:
-    """Perplexities with recall and of the control on both test texts of Wikipedia, means over seeds."""
-    parts = []
-    for files in (("sweep-recall", "sweep-controls"), ("recall-in-domain", "controls-in-domain")):
-        rows = [row for file in files for row in _rows(results, file) if row["train_data"]["name"] == "wiki22k:rest"]
-        ppl = {
-            system: [row["scores"]["ppl_token"] for row in rows if _system(row) == system]
-            for system in ("recall", "delta")
-        }
-        parts.append(" against ".join(f"{statistics.mean(each):.2f}" for each in ppl.values()))
-    return f"{parts[0]}; on text like the training text {parts[1]}"
+def _recall_short(results: Path, corpus: str, in_domain: bool = False) -> str:
+    """Perplexities on a test text with recall and of the control, means over seeds."""
+    files = ("recall-in-domain", "controls-in-domain") if in_domain else ("sweep-recall", "sweep-controls")
+    ppl: dict[str, list[float]] = {"recall": [], "delta": []}
+    for row in (row for file in files for row in _rows(results, file)):
+        if row["train_data"]["name"].startswith(corpus) and _system(row) in ppl:
+            ppl[_system(row)].append(row["scores"]["ppl_token"])
+    return " against ".join(f"{statistics.mean(each):.2f}" for each in ppl.values())
 
 
 def _without_equals(results: Path, row: Row, system: str) -> float:
@@ -819,7 +816,9 @@ VIEWS: dict[str, View] = {
     "adaptive-books": _adaptive_books,
     "repetition": _repetition,
     "recall-loss": _recall_loss,
-    "recall-short": _recall_short,
+    "recall-short": partial(_recall_short, corpus="wiki22k"),
+    "recall-short-in-domain": partial(_recall_short, corpus="wiki22k", in_domain=True),
+    "recall-short-books": partial(_recall_short, corpus="pg19"),
     "recall-windows": _recall_windows,
     "recall-price": _recall_price,
     "recall-use": _recall_use,
