@@ -122,10 +122,13 @@ class Stream:
         shift, missing = self._buffer.shape[1] - self._free - self.length, max(0, -start)
         return F.pad(self._buffer[:, shift + start + missing : shift + stop], (missing, 0), value=-1)
 
-    @torch.no_grad()
-    @sdpa_kernel(ATTENTION)
     def logits(self) -> Tensor:
         """Logits (B, V) of the next token of each text. With recall, log-probabilities of the mixture."""
+        with torch.inference_mode(), sdpa_kernel(ATTENTION):
+            found = self._logits()
+        return found.clone()  # one that may be changed
+
+    def _logits(self) -> Tensor:
         if isinstance(self.model, Recurrent):
             tokens, followers = self._inputs(self.read, self.length)
             hidden, _, _ = self.model.segment(tokens, self.carried, followers)
