@@ -246,6 +246,16 @@ def test_a_changed_id_in_a_saved_state_is_noticed(tmp_path: Path) -> None:
         Stream.load(model, file)
 
 
+@pytest.mark.parametrize("config", SYSTEMS[3:8])
+def test_a_state_continues_in_another_precision(config: ModelConfig) -> None:
+    model = random_model(config)
+    state = model.stream(12).state()
+    floats = {name: value.float() if value.dtype == torch.float64 else value for name, value in state.items()}
+    stream = Stream.from_state(model, floats)
+    stream.push([1, 2, 3])
+    assert stream.logits().dtype == model.table.weight.dtype
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8])
 def test_a_carried_state_of_another_type_is_refused(dtype: torch.dtype, tmp_path: Path) -> None:
     model = random_model(TransformerXLConfig(memory=6, **SIZES))

@@ -243,7 +243,7 @@ class Stream:
                 raise UserError(f"state.{name} has the shape {tuple(found.shape)}, not {tuple(value.shape)}")
             if found.dtype != value.dtype and not (found.is_floating_point() and value.is_floating_point()):
                 raise UserError(f"state.{name} has the type {found.dtype}, not {value.dtype}")
-            stream.carried[name] = found.to(value.device)
+            stream.carried[name] = found.to(value)  # also from another precision
         return stream
 
     def _model_hash(self) -> Tensor:
