@@ -30,7 +30,7 @@ LAUGHS = (
         ("*nowhere", "undefined alias"),
         (r'"\U00110000"', "not in range"),
         (r'"\UFFFFFFFF"', "too large"),
-        ("!!int {=: x}", "this mapping is no int"),
+        ("!!int {=: x}", "a list or mapping is no int"),
     ],
     ids=[
         "deep",

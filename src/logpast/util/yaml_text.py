@@ -66,7 +66,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(value, int):
                 float(value)  # an OverflowError if it is too large to compute with
         except FAILURES:
-            written = reprlib.repr(node.value) if isinstance(node, yaml.ScalarNode) else f"this {node.id}"
+            written = reprlib.repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
             kind = node.tag.rpartition(":")[2]
             raise ConstructorError(None, None, f"{written} is no {kind}", node.start_mark) from None
         return value
