@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from logpast.ledger.row import hash_recipe
 from logpast.models import LogMemoryConfig, RecentConfig
 from logpast.sweeps.grid import Cell, cells_of, read_config
 from logpast.training.recipes import SHIPPED
@@ -36,6 +37,14 @@ def test_a_grid_has_all_combinations(sweep_file: SweepFile) -> None:
 def test_cells_of_several_grids_are_listed_once(sweep_file: SweepFile) -> None:
     grids = [{"model.slots": [5, 9]}, {"model.slots": [9], "seed": [0, 1]}, {"many": {"nine": {"model.slots": 9}}}]
     assert [cell.name for cell in cells(sweep_file(grids=grids))] == ["slots5-seed0", "slots9-seed0", "slots9-seed1"]
+
+
+def test_the_key_of_a_cell_is_computed_once(sweep_file: SweepFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid may have thousands of cells, and each is compared along every axis."""
+    keys = list[str]()
+    monkeypatch.setattr("logpast.sweeps.grid.hash_recipe", lambda value: keys.append(hash_recipe(value)) or keys[-1])
+    found = cells(sweep_file())
+    assert sorted(keys) == sorted(cell.key for cell in found)
 
 
 def test_settings_that_a_system_lacks_make_no_new_cell(sweep_file: SweepFile) -> None:

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,7 +62,7 @@ class Cell:
     config: TrainConfig
     test: str
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A hash of what decides the result."""
         return hash_recipe([recorded_settings(self.config), self.test])
