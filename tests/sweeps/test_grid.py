@@ -39,11 +39,11 @@ def test_cells_of_several_grids_are_listed_once(sweep_file: SweepFile) -> None:
     assert [cell.name for cell in cells(sweep_file(grids=grids))] == ["slots5-seed0", "slots9-seed0", "slots9-seed1"]
 
 
-def test_the_key_of_a_cell_is_computed_once(sweep_file: SweepFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_given_twice_and_keys_of_cells_are_computed_once(sweep_file: SweepFile, monkeypatch: pytest.MonkeyPatch) -> None:
     """A grid may have thousands of cells, and each is compared along every axis."""
     keys = list[str]()
     monkeypatch.setattr("logpast.sweeps.grid.hash_recipe", lambda value: keys.append(hash_recipe(value)) or keys[-1])
-    found = cells(sweep_file())
+    found = cells(sweep_file(grids=[{"model.slots": [5, 9] * 3000, "seed": [0, 1]}]))
     assert sorted(keys) == sorted(cell.key for cell in found)
 
 

@@ -143,7 +143,8 @@ def _choices(axis: Any, values: Any, file: Path) -> list[Choice]:
         return [Choice(axis, name, str(name), _settings(variant, file)) for name, variant in values.items()]
     if isinstance(values, list) and values and not any(isinstance(value, dict | list) for value in values):
         short = axis.rpartition(".")[2]
-        return [Choice(axis, value, f"{short}{value}", {axis: value}) for value in values]
+        once = {repr(value): value for value in values}.values()
+        return [Choice(axis, value, f"{short}{value}", {axis: value}) for value in once]
     raise UserError(f"{file}: {axis} needs a list of values, or named variants that each set some fields")
 
 
