@@ -39,7 +39,9 @@ def test_cells_of_several_grids_are_listed_once(sweep_file: SweepFile) -> None:
     assert [cell.name for cell in cells(sweep_file(grids=grids))] == ["slots5-seed0", "slots9-seed0", "slots9-seed1"]
 
 
-def test_values_given_twice_and_keys_of_cells_are_computed_once(sweep_file: SweepFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeats_add_no_cell_and_each_key_is_computed_once(
+    sweep_file: SweepFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A grid may have thousands of cells, and each is compared along every axis."""
     keys = list[str]()
     monkeypatch.setattr("logpast.sweeps.grid.hash_recipe", lambda value: keys.append(hash_recipe(value)) or keys[-1])
@@ -124,8 +126,10 @@ def test_mistakes_in_the_file_are_reported(values: dict[str, Any], problem: str,
 
 def test_grids_of_too_many_cells_are_refused_at_once(sweep_file: SweepFile) -> None:
     axes = ("seed", "steps", "batch_size", "model.slots")
-    with pytest.raises(UserError, match=r"\.yaml: a grid has 1e\+12 combinations"):
+    with pytest.raises(UserError, match=r"\.yaml: its grids have 1e\+12 combinations"):
         cells(sweep_file(grids=[{axis: list(range(1, 1001)) for axis in axes}]))
+    with pytest.raises(UserError, match=r"\.yaml: its grids have 12000 combinations"):
+        cells(sweep_file(grids=[{"seed": [0, 1], "model.slots": [5, 9]}] * 3000))
 
 
 @pytest.mark.parametrize("recipe", ["small-cpuu", "sweep-toy", "."])

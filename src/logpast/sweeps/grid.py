@@ -25,7 +25,7 @@ from logpast.util.validation import NonNegativeFloat, validate_section
 
 FINEST = 0.0001  # smallest fraction of a core or a GPU that Ray can assign
 RESERVED = ("run", "resume", "devices")  # set by the sweep: each cell has its own folder, resumes, and has one device
-MAX_CELLS = 10_000  # of a grid
+MAX_CELLS = 10_000  # of all grids
 MAX_NAME = 200  # bytes of a cell's name: file systems allow 255, and names of logs and temporary folders are longer
 
 
@@ -98,12 +98,12 @@ def cells_of(config: SweepConfig, file: Path, out: Path) -> list[Cell]:
     """
     by_key, by_name = dict[str, Cell](), dict[str, Cell]()
     recipes: dict[str, dict[str, Any]] = {}
-    for grid in config.grids:
-        if not isinstance(grid, dict) or not grid:
-            raise UserError(f"{file}: a grid must map fields to their values, got {grid!r}")
-        axes = [_choices(axis, values, file) for axis, values in grid.items()]
-        if (count := math.prod(map(len, axes))) > MAX_CELLS:
-            raise UserError(f"{file}: a grid has {count:.6g} combinations, more than {MAX_CELLS:,}; split it")
+    if wrong := [grid for grid in config.grids if not isinstance(grid, dict) or not grid]:
+        raise UserError(f"{file}: a grid must map fields to their values, got {wrong[0]!r}")
+    grids = [[_choices(axis, values, file) for axis, values in grid.items()] for grid in config.grids]
+    if (count := sum(math.prod(map(len, axes)) for axes in grids)) > MAX_CELLS:
+        raise UserError(f"{file}: its grids have {count:.6g} combinations, more than {MAX_CELLS:,}; split the sweep")
+    for axes in grids:
         points = [(picked, _cell(config, picked, file, out, recipes)) for picked in product(*axes)]
         for index, choices in enumerate(axes):
             if any(choice.settings != choices[0].settings for choice in choices) and _has_no_effect(index, points):
