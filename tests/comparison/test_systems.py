@@ -32,6 +32,14 @@ def test_systems_of_different_sizes_are_reported(recipe: Path, store: TokenStore
         equal_systems(read_recipe(recipe), store)
 
 
+def test_a_million_layers_are_counted_without_building_them(recipe: Path, store: TokenStore) -> None:
+    small = equal_systems(read_recipe(recipe), store)
+    recipe.write_text(recipe.read_text().replace("layers: 1\n", "layers: 1000000\n"))
+    for one, many in zip(small, equal_systems(read_recipe(recipe), store), strict=True):
+        assert many.model.layers == 1_000_000
+        assert many.parameters > 300_000 * one.parameters
+
+
 def test_tokens_per_step_are_counted_exactly() -> None:
     """Also for documents whose last segment is mostly padding: budgets are counted in these."""
     store = TokenStore.in_memory([[1] * length for length in (3, 61, 9, 17, 5, 33)], size=5, eot=4)

@@ -186,6 +186,10 @@ TOKEN = {
     "rstrip": False,
     "normalized": False,
 }
+LONG = "τ" * 200
+PANICS = (  # the library's Rust panics, for a merge that is longer than all tokens
+    f'{{"name": "pretrained", "eot": 0, "tokenizer": {changed(model__vocab={LONG: 0}, model__merges=[[LONG, LONG]])}}}'
+)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +213,7 @@ TOKEN = {
         (changed(added_tokens=[TOKEN | {"content": END_OF_TEXT, "special": True, "id": 9999}]), "ids from 0 to"),
         ('{"name": "pretrained", "eot": -1, "tokenizer": {"model": {"vocab": {}}}}', "eot is -1"),
         ('{"name": "pretrained", "eot": 0, "tokenizer": {"model": {"vocab": {"a": 4294967295}}}}', "vocab"),
+        (PANICS, "out of range"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )

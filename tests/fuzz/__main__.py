@@ -21,7 +21,7 @@ OFFLINE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE":
 
 
 def fuzz(count: int, seed: int, jobs: int, out: Path, only: list[str] | None) -> None:
-    """Run all targets, each in a process of its own, and write the counts when all have passed."""
+    """Run all targets, or `only` some, each in a process of its own. Their counts replace those in the file `out`."""
     from fuzz.raw import RAW
     from fuzz.targets import TARGETS
     from logpast.util.environment import describe, pick_device, revision
@@ -30,6 +30,8 @@ def fuzz(count: int, seed: int, jobs: int, out: Path, only: list[str] | None) ->
 
     names, started = only or [*TARGETS, *RAW], time.monotonic()
     about = {"revision": revision(), "hardware": describe(pick_device("cpu")), "inputs_per_target": count, "seed": seed}
+    tool = ("hypothesis", "atheris")
+    before = json.loads(out.read_text()) if only and out.exists() else {"targets": {}}
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         homes = {name: Path(folder, name.replace(", ", "-").replace(" ", "-")) for name in names}
         with ThreadPoolExecutor(jobs) as pool:
@@ -37,12 +39,12 @@ def fuzz(count: int, seed: int, jobs: int, out: Path, only: list[str] | None) ->
             while not all(future.done() for future in running):
                 wait(running, timeout=30, return_when=ALL_COMPLETED)
                 found = {
-                    name: {"tool": "atheris" if name in RAW else "hypothesis", **_counts(home)}
+                    name: {"tool": tool[name in RAW], "revision": about["revision"], **_counts(home)}
                     for name, home in homes.items()
                     if _counts(home)
                 }
-                if only is None:  # an interrupted run has written what it did
-                    atomic_write(out, to_json({**about, "targets": found}) + "\n")
+                # now and again: an interrupted run has written what it did
+                atomic_write(out, to_json(about | before | {"targets": before["targets"] | found}) + "\n")
                 inputs = ", ".join(f"{name} {each['inputs']:,}" for name, each in found.items())
                 print(f"{time.monotonic() - started:,.0f} s: {inputs}", flush=True)
     if failed := [future.result() for future in running if future.result()]:
@@ -100,6 +102,6 @@ if __name__ == "__main__":
         parser.add_argument("--seed", type=int, default=0)
         parser.add_argument("--jobs", type=int, default=os.cpu_count())
         parser.add_argument("--out", type=Path, default=ROOT / "results" / "fuzz.json")
-        parser.add_argument("--only", nargs="+", help="these targets, without a file of results")
+        parser.add_argument("--only", nargs="+", help="these targets; the others in the file stay")
         given = parser.parse_args()
         fuzz(given.inputs, given.seed, given.jobs, given.out, given.only)

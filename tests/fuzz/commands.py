@@ -60,7 +60,7 @@ def command_lines(home: Path) -> Target:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for file, text in content.items():
             (home / file).write_bytes(text)
-        words = [*name.split(), *(word.replace("\0", "") for word in options)]  # no system passes a NUL on
+        words = [*name.split(), *map(_as_given, options)]
         if name in SLOW or (name in FIGURES and number):
             words.append("--unknown_option")
         if number == 9:
@@ -81,6 +81,11 @@ def _options(name: str) -> list[str]:
 def call(home: Path, words: list[str]) -> None:
     os.chdir(home)
     main(words)
+
+
+def _as_given(word: str) -> str:
+    """What Python makes of a word's bytes; no system passes a NUL on."""
+    return os.fsdecode(word.replace("\0", "").encode("utf-8", "surrogatepass"))
 
 
 def _text(number: float) -> str:

@@ -6,6 +6,7 @@ gives a target of `fuzz.raw` this many inputs and writes what became of them to 
 """
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +23,7 @@ LONGEST = 4000  # bytes of an input
 
 def main(name: str, count: int, seed: int, file: Path) -> None:
     home, seeds = Path(tempfile.mkdtemp(dir=file.parent)), Path(tempfile.mkdtemp(dir=file.parent))
+    os.chdir(home)
     target, contents = RAW[name](home)
     for number, content in enumerate(contents):
         (seeds / str(number)).write_bytes(content)

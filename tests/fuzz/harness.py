@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
+import matplotlib.font_manager
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
@@ -107,7 +107,7 @@ def run(target: Target, count: int, number: int = 0, report: Callable[[Counts], 
 
 
 def warm_up() -> None:
-    """Libraries make folders for their caches when they are first used."""
+    """Libraries make folders for their caches, and lists of fonts, when they are first used."""
     load_tokenizer("gpt2")
     matplotlib.get_configdir()
     matplotlib.get_cachedir()

@@ -125,7 +125,7 @@ def edited(document: Any, changes: list[tuple[int, str, Any]]) -> Any:
             break
         container, key = places[where % len(places)]
         _change(container, key, change, value, places[(7 * where + 1) % len(places)])
-    return found[0]
+    return found[0] if found else []  # a list that contains itself may have been emptied
 
 
 def _places(root: list[Any]) -> Any:

@@ -221,6 +221,10 @@ DAMAGED_STATES: dict[str, tuple[dict[str, Tensor], str]] = {
     "ids that are no integers": ({"ids": torch.zeros(1, 1)}, "ids"),
     "impossible lengths": ({"lengths": torch.tensor([1, 2])}, "lengths"),
     "an empty text": ({"lengths": torch.tensor([0, 0]), "ids": torch.zeros((1, 0), dtype=torch.int32)}, "lengths"),
+    "a length that overflows": (
+        {"lengths": torch.tensor([2**63 - 1, 0]), "ids": torch.zeros((1, 7), dtype=torch.int32)},
+        "lengths",
+    ),
     "a negative length": ({"lengths": torch.tensor([-3, -4])}, "lengths"),
     "a hash of another type": ({"model": torch.zeros(32)}, "another model"),
 }
@@ -246,12 +250,25 @@ def test_a_changed_id_in_a_saved_state_is_noticed(tmp_path: Path) -> None:
         Stream.load(model, file)
 
 
+@pytest.mark.parametrize("config", SYSTEMS[3:8])
+def test_a_state_continues_in_another_precision(config: ModelConfig) -> None:
+    model = random_model(config)
+    state = model.stream(12).state()
+    floats = {name: value.float() if value.dtype == torch.float64 else value for name, value in state.items()}
+    stream = Stream.from_state(model, floats)
+    stream.push([1, 2, 3])
+    assert stream.logits().dtype == model.table.weight.dtype
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8])
-def test_a_carried_state_of_another_type_is_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_carried_state_of_another_type_or_with_nan_is_refused(dtype: torch.dtype, tmp_path: Path) -> None:
     model = random_model(TransformerXLConfig(memory=6, **SIZES))
     state = model.stream(12).state()
     save_file(state | {"state.memory": state["state.memory"].to(dtype)}, tmp_path / "state")
     with pytest.raises(UserError, match=rf"state\.memory has the type {dtype}"):
+        Stream.load(model, tmp_path / "state")
+    save_file(state | {"state.memory": state["state.memory"] / 0}, tmp_path / "state")
+    with pytest.raises(UserError, match=r"state\.memory has NaN"):
         Stream.load(model, tmp_path / "state")
     save_file(state | {"state.memory": state["state.memory"].float()}, tmp_path / "state")
     Stream.load(model, tmp_path / "state")  # of the same model in another precision

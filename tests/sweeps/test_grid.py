@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from logpast.ledger.row import hash_recipe
 from logpast.models import LogMemoryConfig, RecentConfig
 from logpast.sweeps.grid import Cell, cells_of, read_config
 from logpast.training.recipes import SHIPPED
@@ -36,6 +37,16 @@ def test_a_grid_has_all_combinations(sweep_file: SweepFile) -> None:
 def test_cells_of_several_grids_are_listed_once(sweep_file: SweepFile) -> None:
     grids = [{"model.slots": [5, 9]}, {"model.slots": [9], "seed": [0, 1]}, {"many": {"nine": {"model.slots": 9}}}]
     assert [cell.name for cell in cells(sweep_file(grids=grids))] == ["slots5-seed0", "slots9-seed0", "slots9-seed1"]
+
+
+def test_repeats_add_no_cell_and_each_key_is_computed_once(
+    sweep_file: SweepFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grid may have thousands of cells, and each is compared along every axis."""
+    keys = list[str]()
+    monkeypatch.setattr("logpast.sweeps.grid.hash_recipe", lambda value: keys.append(hash_recipe(value)) or keys[-1])
+    found = cells(sweep_file(grids=[{"model.slots": [5, 9] * 3000, "seed": [0, 1]}]))
+    assert sorted(keys) == sorted(cell.key for cell in found)
 
 
 def test_settings_that_a_system_lacks_make_no_new_cell(sweep_file: SweepFile) -> None:
@@ -115,8 +126,10 @@ def test_mistakes_in_the_file_are_reported(values: dict[str, Any], problem: str,
 
 def test_grids_of_too_many_cells_are_refused_at_once(sweep_file: SweepFile) -> None:
     axes = ("seed", "steps", "batch_size", "model.slots")
-    with pytest.raises(UserError, match=r"\.yaml: a grid has 1e\+12 combinations"):
+    with pytest.raises(UserError, match=r"\.yaml: its grids have 1e\+12 combinations"):
         cells(sweep_file(grids=[{axis: list(range(1, 1001)) for axis in axes}]))
+    with pytest.raises(UserError, match=r"\.yaml: its grids have 12000 combinations"):
+        cells(sweep_file(grids=[{"seed": [0, 1], "model.slots": [5, 9]}] * 3000))
 
 
 @pytest.mark.parametrize("recipe", ["small-cpuu", "sweep-toy", "."])

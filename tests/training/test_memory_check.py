@@ -21,8 +21,9 @@ from logpast.models import (
 from logpast.sweeps.cell import _peak_memory, _reset_peak_memory
 from logpast.training import loop
 from logpast.training.config import TrainConfig
-from logpast.training.memory_check import Part, format_bytes, min_scoring_memory, min_training_memory
+from logpast.training.memory_check import Part, format_bytes, measure, min_scoring_memory, min_training_memory
 from logpast.training.setup import make_fabric
+from logpast.util.errors import UserError
 
 CPU = torch.device("cpu")
 RESULTS = Path(__file__).parents[2] / "results"
@@ -40,6 +41,12 @@ def test_estimates_for_a_gpu_are_30_to_100_percent_of_measured_peaks() -> None:
         config = TrainConfig.from_dict(row["recipe"] | {"run": "run"})
         estimate = total(min_training_memory(config, 1, torch.device("cuda"), compiled=True, processes=1))
         assert 0.3 < estimate / row["peak_bytes"] < 1
+
+
+@pytest.mark.parametrize("width", [2**31, 2**62])
+def test_a_model_whose_sizes_overflow_is_refused(width: int) -> None:
+    with pytest.raises(UserError, match=r"model\.width"):
+        measure(RecentConfig(slots=0, window=8, layers=1, heads=1, width=width), 300)
 
 
 def peak_of(config: TrainConfig) -> int:

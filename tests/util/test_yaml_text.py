@@ -28,6 +28,9 @@ LAUGHS = (
         ("1" + ":59" * 3000 + ".5", "'1:59.*' is no float"),
         ("{a: 1, a: 2}", "'a' is given twice"),
         ("*nowhere", "undefined alias"),
+        (r'"\U00110000"', "not in range"),
+        (r'"\UFFFFFFFF"', "too large"),
+        ("!!int {=: x}", "a list or mapping is no int"),
     ],
     ids=[
         "deep",
@@ -42,11 +45,19 @@ LAUGHS = (
         "overflow",
         "twice",
         "undefined",
+        "no-character",
+        "no-code-point",
+        "mapping",
     ],
 )
 def test_what_cannot_be_used_is_refused_with_its_line(value: str, problem: str) -> None:
     with pytest.raises(yaml.YAMLError, match=rf"(?s){problem}.*line 2, column"):
         parse_yaml(f"run: a\nmodel: {value}\n")
+
+
+def test_a_version_that_is_no_number_is_refused_with_its_line() -> None:
+    with pytest.raises(yaml.YAMLError, match=r"(?s)digits.*line 1, column"):
+        parse_yaml(f"%YAML {'1' * 5000}.1\n---\nrun: a\n")
 
 
 def test_an_alias_is_what_it_stands_for() -> None:

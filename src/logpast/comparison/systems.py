@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from logpast.comparison.recipe import Recipe, file_name
 from logpast.data import TokenStore
 from logpast.data.batching import Lanes, Windows
-from logpast.models import SYSTEMS, LanguageModel, ModelConfig, RecurrentConfig, build, known_system
+from logpast.models import SYSTEMS, ModelConfig, RecurrentConfig, known_system
+from logpast.training.memory_check import measure
 from logpast.util.errors import UserError
 from logpast.util.validation import validate_section
 
@@ -40,19 +39,18 @@ def equal_systems(recipe: Recipe, store: TokenStore) -> list[System]:
         settings = {"system": "log_memory"} | recipe.model | own
         kind = SYSTEMS[known_system(str(settings.pop("system")))].Config
         config = validate_section(kind, settings, f"system {name}")
-        with torch.device("meta"):
-            model = build(config, store.tokenizer.size)
-            if found and config.mlp is None:
-                config = replace(config, mlp=_matching_mlp(model, found[0].parameters))
-                model = build(config, store.tokenizer.size)
-        count = model.parameter_count()
+        one_layer, count, _ = measure(config, store.tokenizer.size)
+        if found and config.mlp is None:
+            config = replace(config, mlp=_matching_mlp(config, found[0].parameters - count))
+            one_layer, count, _ = measure(config, store.tokenizer.size)
         if found and abs(count / found[0].parameters - 1) > TOLERANCE:
             raise UserError(
                 f"system {name} has {count:,} parameters, {found[0].name} {found[0].parameters:,}; "
                 "change mlp or other sizes until they are equal"
             )
-        batch = _batch_size(recipe, model.config, store)
-        found.append(System(name, model.config, count, model.eval().attention_length, *batch))
+        config = replace(config, vocabulary=one_layer.config.vocabulary)
+        batch = _batch_size(recipe, config, store)
+        found.append(System(name, config, count, one_layer.eval().attention_length, *batch))
     return found
 
 
@@ -67,9 +65,8 @@ def _batch_size(recipe: Recipe, model: ModelConfig, store: TokenStore) -> tuple[
     return rows, rows * len(store) / windows
 
 
-def _matching_mlp(model: LanguageModel, wanted: int) -> int:
-    """The width of the MLP, a multiple of 8, that brings the number of parameters closest to `wanted`."""
-    config = model.config
+def _matching_mlp(config: ModelConfig, missing: int) -> int:
+    """The width of the MLP, a multiple of 8, that comes closest to adding the missing parameters."""
     width = config.mlp or 4 * config.width
     per_unit = config.layers * (2 * config.width + 1)
-    return max(8, 8 * round((width + (wanted - model.parameter_count()) / per_unit) / 8))
+    return max(8, 8 * round((width + missing / per_unit) / 8))

@@ -248,7 +248,9 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         if parsed.get("name") != "gpt2":
             _check_supported(validate(TRAINED, parsed))
             return BPE(content)
-    except Exception as error:  # `tokenizers` raises bare Exceptions
+    except BaseException as error:  # `tokenizers` raises bare Exceptions, and for a panic of its Rust not even those
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise UserError(
             f"{path} is not a tokenizer that logpast can use: {error}; restore it, or give another"
         ) from error

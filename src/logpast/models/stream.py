@@ -231,7 +231,7 @@ class Stream:
             raise UserError("the state is that of another model; give the model that it was saved with")
         stream.length, stream.read = lengths.tolist()
         unread = range(1, model.window + 1) if isinstance(model, Recurrent) else [stream.length]
-        if stream.read < 0 or stream.length < 1 or stream.length - stream.read not in unread:
+        if stream.read < 0 or not 1 <= stream.length < 2**62 or stream.length - stream.read not in unread:
             raise UserError(f"its lengths {lengths.tolist()} are impossible; give a file that save wrote")
         if ids.shape[1] != min(stream.length, stream._kept):
             raise UserError(f"it has {ids.shape[1]} ids of {stream.length}; give a file that save wrote")
@@ -246,7 +246,9 @@ class Stream:
                 raise UserError(f"state.{name} has the shape {tuple(found.shape)}, not {tuple(value.shape)}")
             if found.dtype != value.dtype and not (found.is_floating_point() and value.is_floating_point()):
                 raise UserError(f"state.{name} has the type {found.dtype}, not {value.dtype}")
-            stream.carried[name] = found.to(value.device)
+            stream.carried[name] = found.to(value)  # also from another precision
+            if not stream.carried[name].isfinite().all():
+                raise UserError(f"state.{name} has NaN or infinite values; give a file that save wrote")
         return stream
 
     def _model_hash(self) -> Tensor:

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ from logpast.util.validation import NonNegativeFloat, validate_section
 
 FINEST = 0.0001  # smallest fraction of a core or a GPU that Ray can assign
 RESERVED = ("run", "resume", "devices")  # set by the sweep: each cell has its own folder, resumes, and has one device
-MAX_CELLS = 10_000  # of a grid
+MAX_CELLS = 10_000  # of all grids
 MAX_NAME = 200  # bytes of a cell's name: file systems allow 255, and names of logs and temporary folders are longer
 
 
@@ -61,7 +62,7 @@ class Cell:
     config: TrainConfig
     test: str
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A hash of what decides the result."""
         return hash_recipe([recorded_settings(self.config), self.test])
@@ -97,12 +98,12 @@ def cells_of(config: SweepConfig, file: Path, out: Path) -> list[Cell]:
     """
     by_key, by_name = dict[str, Cell](), dict[str, Cell]()
     recipes: dict[str, dict[str, Any]] = {}
-    for grid in config.grids:
-        if not isinstance(grid, dict) or not grid:
-            raise UserError(f"{file}: a grid must map fields to their values, got {grid!r}")
-        axes = [_choices(axis, values, file) for axis, values in grid.items()]
-        if (count := math.prod(map(len, axes))) > MAX_CELLS:
-            raise UserError(f"{file}: a grid has {count:.6g} combinations, more than {MAX_CELLS:,}; split it")
+    if wrong := [grid for grid in config.grids if not isinstance(grid, dict) or not grid]:
+        raise UserError(f"{file}: a grid must map fields to their values, got {wrong[0]!r}")
+    grids = [[_choices(axis, values, file) for axis, values in grid.items()] for grid in config.grids]
+    if (count := sum(math.prod(map(len, axes)) for axes in grids)) > MAX_CELLS:
+        raise UserError(f"{file}: its grids have {count:.6g} combinations, more than {MAX_CELLS:,}; split the sweep")
+    for axes in grids:
         points = [(picked, _cell(config, picked, file, out, recipes)) for picked in product(*axes)]
         for index, choices in enumerate(axes):
             if any(choice.settings != choices[0].settings for choice in choices) and _has_no_effect(index, points):
@@ -142,7 +143,8 @@ def _choices(axis: Any, values: Any, file: Path) -> list[Choice]:
         return [Choice(axis, name, str(name), _settings(variant, file)) for name, variant in values.items()]
     if isinstance(values, list) and values and not any(isinstance(value, dict | list) for value in values):
         short = axis.rpartition(".")[2]
-        return [Choice(axis, value, f"{short}{value}", {axis: value}) for value in values]
+        once = {repr(value): value for value in values}.values()
+        return [Choice(axis, value, f"{short}{value}", {axis: value}) for value in once]
     raise UserError(f"{file}: {axis} needs a list of values, or named variants that each set some fields")
 
 

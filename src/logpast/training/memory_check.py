@@ -19,7 +19,7 @@ from logpast.data.batching import Streams
 from logpast.models import LanguageModel, ModelConfig, Recurrent, build
 from logpast.training.config import TrainConfig
 from logpast.util.environment import memory_of
-from logpast.util.errors import UserError
+from logpast.util.errors import UserError, is_out_of_memory
 
 SIZES = "the model's sizes (model.width, model.layers, model.mlp, model.window, model.vocabulary)"
 
@@ -49,7 +49,7 @@ def min_training_memory(
     config: TrainConfig, tokens: int, device: torch.device, compiled: bool, processes: int
 ) -> list[Part]:
     """The largest tensors of a training that exist at the same time: of a forward pass, or of an optimizer step."""
-    model, parameters, state = _sizes(config.model, tokens)
+    model, parameters, state = measure(config.model, tokens)
     stored, computed = {"64-true": (8, 8), "32-true": (4, 4), "bf16-mixed": (4, 2)}[config.precision]  # bytes
     rows = config.batch_size // processes
     micro = min(rows, config.micro_batch_size or rows)
@@ -89,11 +89,19 @@ def min_scoring_memory(
     ]
 
 
-def _sizes(config: ModelConfig, tokens: int) -> tuple[LanguageModel, int, int]:
-    """The model with one layer and without memory; of the whole model, the parameters and the bytes of its state."""
-    with torch.device("meta"):
-        one, two = (build(replace(config, layers=layers), tokens) for layers in (1, 2))
-        first, second = ((each.parameter_count(), _state_bytes(each)) for each in (one, two))
+def measure(config: ModelConfig, tokens: int) -> tuple[LanguageModel, int, int]:
+    """The model with one layer and without memory; of the whole model, the parameters and the bytes of its state.
+
+    A UserError if a size of a tensor overflows.
+    """
+    try:
+        with torch.device("meta"):
+            one, two = (build(replace(config, layers=layers), tokens) for layers in (1, 2))
+            first, second = ((each.parameter_count(), _state_bytes(each)) for each in (one, two))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(f"no memory is large enough for the model; lower {SIZES}") from None
     # all layers are alike; there may be too many of them to build even without memory
     parameters, state = (a + (config.layers - 1) * (b - a) for a, b in zip(first, second, strict=True))
     return one, parameters, state

@@ -6,6 +6,7 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,9 +131,14 @@ def config_from_recipe(recipe: dict[str, Any], place: object) -> TrainConfig:
         system = known_system(recipe["model"].get("system", "log_memory"))
     except UserError as error:
         raise UserError(f"{place}: model.system: {error}") from None
-    defaults = recipe_settings(default_settings(system), system, place)  # 100 becomes 100.0, as in the hashes of rows
-    settings = defaults | recipe_settings(recipe, system, place)
+    settings = _converted_defaults(system) | recipe_settings(recipe, system, place)
     try:
         return config_from_settings(settings, system)
     except UserError as error:
         raise UserError(f"{place}: {error}") from None
+
+
+@cache  # a sweep needs them for each of its cells
+def _converted_defaults(system: str) -> dict[str, Any]:
+    """The defaults in the types of their settings: 100 becomes 100.0, as in the hashes of rows."""
+    return recipe_settings(default_settings(system), system, "the defaults")

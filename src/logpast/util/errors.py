@@ -40,7 +40,8 @@ class Diverged(UserError):
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an allocation failed. PyTorch has a class for this on GPUs only, and importing it takes seconds."""
-    texts = ("out of memory", "can't allocate memory", "Storage size calculation overflowed")
+    too_large = ("Storage size calculation overflowed", "Overflow when unpacking long")
+    texts = ("out of memory", "can't allocate memory", *too_large)
     return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
 

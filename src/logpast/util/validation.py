@@ -18,8 +18,8 @@ from logpast.util.errors import UserError, suggest
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PositiveInt = Annotated[int, Ge(1)]
-Count = Annotated[int, Ge(0)]
+PositiveInt = Annotated[int, Ge(1), Lt(2**63)]
+Count = Annotated[int, Ge(0), Lt(2**63)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
 LongSeed = Annotated[int, Ge(0), Lt(2**63)]
 PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]

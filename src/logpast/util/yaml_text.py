@@ -9,9 +9,11 @@ from typing import Any
 import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
+from yaml.scanner import ScannerError
 
 __all__ = ["parse_yaml"]
 
+FAILURES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # of PyYAML, for odd texts
 DEEPEST, MOST_VALUES = 50, 100_000  # of a text, with its aliases written out
 
 
@@ -29,6 +31,12 @@ class _Loader(yaml.SafeLoader):
         super().__init__(stream)
         self._level = 0
         self._measured: dict[yaml.Node, tuple[int, int]] = {}  # depth, and number of values with aliases written out
+
+    def get_single_node(self) -> yaml.Node | None:
+        try:
+            return super().get_single_node()
+        except FAILURES as error:  # an escape that is no character, a version of 5,000 digits
+            raise ScannerError(None, None, str(error), self.get_mark()) from None
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()
@@ -53,15 +61,14 @@ class _Loader(yaml.SafeLoader):
         return 1 + max(depths), 1 + sum(values)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        if not isinstance(node, yaml.ScalarNode):
-            return super().construct_object(node, deep)
         try:
             value = super().construct_object(node, deep)
             if isinstance(value, int):
                 float(value)  # an OverflowError if it is too large to compute with
-        except (ArithmeticError, AttributeError, LookupError, ValueError):
+        except FAILURES:
+            written = reprlib.repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
             kind = node.tag.rpartition(":")[2]
-            raise ConstructorError(None, None, f"{reprlib.repr(node.value)} is no {kind}", node.start_mark) from None
+            raise ConstructorError(None, None, f"{written} is no {kind}", node.start_mark) from None
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
