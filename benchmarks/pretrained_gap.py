@@ -23,8 +23,8 @@ others it is the row without recall, because recall does not change what the ada
 that recall builds from these ids on a CPU takes more while text is generated: 1.7 MiB for 8,192 of them. `ms_per_token`
 is the median time of one generated token when as many texts are continued at once as its key says, divided by their
 number, with the default cache of transformers: half-filled for disjoint windows, with three quarters of a piece for
-full attention. Adapters are not merged into the weights. It depends on the text hardly, so that the same times go to
-the rows of all texts:
+full attention. Adapters are not merged into the weights. The text hardly changes the time, so the rows of all
+texts get the same:
 
     python benchmarks/pretrained_gap.py --times results/pretrained_gap-{pg19,wiki}.json --train pg19:validation[:5]
 
@@ -269,8 +269,10 @@ def measure_times(
     rows = [row for report in reports.values() for row in report["rows"]]
     for system in systems:
         asked = [row for row in rows if row["system"] == str(system)]
+        if not asked:
+            continue
         attached = build(system, copy.deepcopy(model), args.piece, args.sharpness)
-        if system.train == "lora" and asked:
+        if system.train == "lora":
             choose_trained(attached, "lora", args.lora_rank, args.seed)
         for recall in sorted({row["recall"] for row in asked}):
             found = times(attached, system, past, args.streams_timed, recall)
@@ -410,5 +412,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except UserError as error:
+    except (UserError, OSError) as error:
         raise SystemExit(f"pretrained_gap: {error}") from None

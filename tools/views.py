@@ -12,16 +12,14 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.numpy import load_file
 
 from logpast.analysis.labels import difference, span, spans
 from logpast.analysis.saved import WAYS, read_analysis
 from logpast.comparison import table as comparison_table
-from logpast.evaluation.metrics import paired_difference
 from logpast.ledger import row as ledger
 from logpast.ledger.curves import above, read_curve
-from logpast.ledger.documents import documents, in_vocabulary_perplexity
+from logpast.ledger.documents import documents, estimate_difference, in_vocabulary_perplexity
 from logpast.paper import printed
 from logpast.paper.accounting import accounting_table
 from logpast.paper.ours import ours_table
@@ -397,12 +395,12 @@ def _adaptive_books(results: Path) -> str:
         [row["method"], signed(row["minus_plain"]["nats_per_token"], row["minus_plain"]["interval"])]
         for row in read_table(results, "adaptive_baselines-pg19")["rows"][1:]
     ]
-    runs = {row["run"]: row["scores"]["by_document"] for file in ("sweep-controls", "sweep-recall")
-            for row in _rows(results, file)}  # fmt: skip
-    trained, control = (runs[f"pg19-{system}-seed0"] for system in ("recall", "delta"))
-    nats, others, tokens = (np.array(values) for values in (trained["nats"], control["nats"], control["tokens"]))
-    found = paired_difference(nats, others, tokens)
-    rows.append(["recall, trained with it (seed 0)", signed(found["nats_per_token"], found["interval"])])
+    trained, control = (
+        {row["seed"]: row["scores"] for row in _rows(results, file) if row["run"] == f"pg19-{system}-seed0"}
+        for file, system in (("sweep-recall", "recall"), ("sweep-controls", "delta"))
+    )
+    if found := estimate_difference(trained, control, documents(trained, control)):
+        rows.append(["recall, trained with it (seed 0)", found.text("+.4f")])
     return as_markdown(Table(["method", "pg19:test"], rows))
 
 

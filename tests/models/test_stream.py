@@ -250,6 +250,12 @@ def test_a_changed_id_in_a_saved_state_is_noticed(tmp_path: Path) -> None:
         Stream.load(model, file)
 
 
+def test_logits_may_be_changed_by_the_caller() -> None:
+    stream = Stream(random_model(SYSTEMS[0]), 12)
+    stream.push([1, 2, 3])
+    stream.logits()[:, 5] = -torch.inf
+
+
 @pytest.mark.parametrize("config", SYSTEMS[3:8])
 def test_a_state_continues_in_another_precision(config: ModelConfig) -> None:
     model = random_model(config)
