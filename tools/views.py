@@ -330,25 +330,42 @@ def _recall_worth(results: Path) -> str:
             if text == "wikitext103:test":
                 key = row["train_data"]["name"], "the same without `=` tokens", seed
                 losses.setdefault(key, {})[system] = _without_equals(results, row, system)
-    systems = ("k200", "recall", "recall-mixture")
+    systems = ("k200", "recall", "recall-book", "recall-mixture")
     rows = [
         [*key[:2], str(key[2]), f"{found['delta']:.4f}",
          *(f"{found[each]:.4f} ({found[each] - found['delta']:+.4f})" if each in found else "" for each in systems)]
         for key, found in losses.items()
     ]  # fmt: skip
     return as_markdown(
-        Table(["trained on", "scored on", "seed", "control", "memory", "recall", "recall, old loss"], rows)
+        Table(
+            [
+                "trained on",
+                "scored on",
+                "seed",
+                "control",
+                "memory",
+                "recall",
+                "recall, whole book",
+                "recall, old loss",
+            ],
+            rows,
+        )
     )
 
 
-def _recall_short(results: Path, corpus: str, in_domain: bool = False) -> str:
-    """Perplexities on a test text with recall and of the control, means over seeds."""
+def _recall_short(results: Path, corpus: str, in_domain: bool = False, system: str = "recall") -> str:
+    """Perplexities on a test text with recall and of the control, means over the seeds that both have."""
     files = ("recall-in-domain", "controls-in-domain") if in_domain else ("sweep-recall", "sweep-controls")
-    ppl: dict[str, list[float]] = {"recall": [], "delta": []}
-    for row in (row for file in files for row in _rows(results, file)):
-        if row["train_data"]["name"].startswith(corpus) and _system(row) in ppl:
-            ppl[_system(row)].append(row["scores"]["ppl_token"])
-    return " against ".join(f"{statistics.mean(each):.2f}" for each in ppl.values())
+    ours, control = (
+        {
+            row["seed"]: row["scores"]["ppl_token"]
+            for row in _rows(results, file)
+            if row["train_data"]["name"].startswith(corpus) and _system(row) == name
+        }
+        for file, name in zip(files, (system, "delta"), strict=True)
+    )
+    seeds = ours.keys() & control
+    return " against ".join(f"{statistics.mean(each[seed] for seed in seeds):.2f}" for each in (ours, control))
 
 
 def _without_equals(results: Path, row: Row, system: str) -> float:
@@ -390,18 +407,21 @@ def _repetition(results: Path) -> str:
 
 
 def _adaptive_books(results: Path) -> str:
-    """The same for PG-19, with intervals over books."""
-    rows = [
-        [row["method"], signed(row["minus_plain"]["nats_per_token"], row["minus_plain"]["interval"])]
-        for row in read_table(results, "adaptive_baselines-pg19")["rows"][1:]
-    ]
-    trained, control = (
-        {row["seed"]: row["scores"] for row in _rows(results, file) if row["run"] == f"pg19-{system}-seed0"}
-        for file, system in (("sweep-recall", "recall"), ("sweep-controls", "delta"))
-    )
-    if found := estimate_difference(trained, control, documents(trained, control)):
-        rows.append(["recall, trained with it (seed 0)", found.text("+.4f")])
-    return as_markdown(Table(["method", "pg19:test"], rows))
+    """The same for PG-19, one column per seed, with intervals over books."""
+    lines: dict[str, list[str]] = {}
+    for file in ("adaptive_baselines-pg19", "adaptive_baselines-pg19-seed1"):
+        for row in read_table(results, file)["rows"][1:]:
+            difference = signed(row["minus_plain"]["nats_per_token"], row["minus_plain"]["interval"])
+            lines.setdefault(row["method"], []).append(difference)
+    for system, name in (("recall", "recall, trained with it"), ("recall-book", "the same over the whole book")):
+        for seed in (0, 1):
+            trained, control = (
+                {seed: row["scores"] for row in _rows(results, file) if row["run"] == f"pg19-{cell}-seed{seed}"}
+                for file, cell in (("sweep-recall", system), ("sweep-controls", "delta"))
+            )
+            found = trained and estimate_difference(trained, control, documents(trained, control))
+            lines.setdefault(name, []).append(found.text("+.4f") if found else "")
+    return as_markdown(Table(["method", "seed 0", "seed 1"], [[name, *line] for name, line in lines.items()]))
 
 
 def _recall_rates(results: Path) -> str:
@@ -817,6 +837,7 @@ VIEWS: dict[str, View] = {
     "recall-short": partial(_recall_short, corpus="wiki22k"),
     "recall-short-in-domain": partial(_recall_short, corpus="wiki22k", in_domain=True),
     "recall-short-books": partial(_recall_short, corpus="pg19"),
+    "recall-short-whole-books": partial(_recall_short, corpus="pg19", system="recall-book"),
     "recall-windows": _recall_windows,
     "recall-price": _recall_price,
     "recall-use": _recall_use,
