@@ -353,19 +353,18 @@ def _recall_worth(results: Path) -> str:
     )
 
 
+def _by_seed(results: Path, file: str, corpus: str, system: str) -> dict[int, dict[str, Any]]:
+    """The scores of a system trained on this corpus."""
+    rows = (row for row in _rows(results, file) if row["train_data"]["name"].startswith(corpus))
+    return {row["seed"]: row["scores"] for row in rows if _system(row) == system}
+
+
 def _recall_short(results: Path, corpus: str, in_domain: bool = False, system: str = "recall") -> str:
     """Perplexities on a test text with recall and of the control, means over the seeds that both have."""
     files = ("recall-in-domain", "controls-in-domain") if in_domain else ("sweep-recall", "sweep-controls")
-    ours, control = (
-        {
-            row["seed"]: row["scores"]["ppl_token"]
-            for row in _rows(results, file)
-            if row["train_data"]["name"].startswith(corpus) and _system(row) == name
-        }
-        for file, name in zip(files, (system, "delta"), strict=True)
-    )
-    seeds = ours.keys() & control
-    return " against ".join(f"{statistics.mean(each[seed] for seed in seeds):.2f}" for each in (ours, control))
+    ours, control = _by_seed(results, files[0], corpus, system), _by_seed(results, files[1], corpus, "delta")
+    means = (statistics.mean(each[seed]["ppl_token"] for seed in ours.keys() & control) for each in (ours, control))
+    return " against ".join(f"{mean:.2f}" for mean in means)
 
 
 def _without_equals(results: Path, row: Row, system: str) -> float:
@@ -413,15 +412,15 @@ def _adaptive_books(results: Path) -> str:
         for row in read_table(results, file)["rows"][1:]:
             difference = signed(row["minus_plain"]["nats_per_token"], row["minus_plain"]["interval"])
             lines.setdefault(row["method"], []).append(difference)
+    control = _by_seed(results, "sweep-controls", "pg19", "delta")
     for system, name in (("recall", "recall, trained with it"), ("recall-book", "the same over the whole book")):
-        for seed in (0, 1):
-            trained, control = (
-                {seed: row["scores"] for row in _rows(results, file) if row["run"] == f"pg19-{cell}-seed{seed}"}
-                for file, cell in (("sweep-recall", system), ("sweep-controls", "delta"))
-            )
-            found = trained and estimate_difference(trained, control, documents(trained, control))
+        trained = _by_seed(results, "sweep-recall", "pg19", system)
+        for one in ({seed: trained[seed]} for seed in sorted(trained)):
+            found = estimate_difference(one, control, documents(one, control))
             lines.setdefault(name, []).append(found.text("+.4f") if found else "")
-    return as_markdown(Table(["method", "seed 0", "seed 1"], [[name, *line] for name, line in lines.items()]))
+    return as_markdown(
+        Table(["method", "seed 0", "seed 1"], [[name, *line, *[""] * (2 - len(line))] for name, line in lines.items()])
+    )
 
 
 def _recall_rates(results: Path) -> str:

