@@ -330,27 +330,19 @@ def _recall_worth(results: Path) -> str:
             if text == "wikitext103:test":
                 key = row["train_data"]["name"], "the same without `=` tokens", seed
                 losses.setdefault(key, {})[system] = _without_equals(results, row, system)
-    systems = ("k200", "recall", "recall-book", "recall-mixture")
+    systems = {
+        "k200": "memory",
+        "recall": "recall",
+        "recall-book": "recall, whole book",
+        "k200-recall": "memory + recall",
+        "recall-mixture": "recall, old loss",
+    }
     rows = [
         [*key[:2], str(key[2]), f"{found['delta']:.4f}",
          *(f"{found[each]:.4f} ({found[each] - found['delta']:+.4f})" if each in found else "" for each in systems)]
         for key, found in losses.items()
     ]  # fmt: skip
-    return as_markdown(
-        Table(
-            [
-                "trained on",
-                "scored on",
-                "seed",
-                "control",
-                "memory",
-                "recall",
-                "recall, whole book",
-                "recall, old loss",
-            ],
-            rows,
-        )
-    )
+    return as_markdown(Table(["trained on", "scored on", "seed", "control", *systems.values()], rows))
 
 
 def _by_seed(results: Path, file: str, corpus: str, system: str) -> dict[int, dict[str, Any]]:
@@ -421,6 +413,21 @@ def _adaptive_books(results: Path) -> str:
     return as_markdown(
         Table(["method", "seed 0", "seed 1"], [[name, *line, *[""] * (2 - len(line))] for name, line in lines.items()])
     )
+
+
+def _calibration(results: Path) -> str:
+    """By the weight of copies: part of the tokens, mean weight, and share of the targets' probability, per analysis."""
+    runs = {"PG-19": "pg19-recall-seed0", "WikiText-103, old loss": "wiki22k-recall-seed0"}
+    gates = {text: read_analysis(results / "analyses" / run)["recall"]["gate"] for text, run in runs.items()}
+    heads = [f"{text}: {what}" for text in gates for what in ("tokens", "weight", "share")]
+    lines: dict[str, list[str]] = {}
+    for gate in gates.values():
+        found = gate["calibration"]
+        columns = (found[name] for name in ("from", "to", "tokens", "weight", "share"))
+        for low, high, tokens, weight, share in zip(*columns, strict=True):
+            part = tokens / sum(found["tokens"])
+            lines.setdefault(f"{low:.0%} to {high:.0%}", []).extend([f"{part:.1%}", f"{weight:.1%}", f"{share:.1%}"])
+    return as_markdown(Table(["weight of copies", *heads], [[name, *line] for name, line in lines.items()]))
 
 
 def _recall_rates(results: Path) -> str:
@@ -832,6 +839,7 @@ VIEWS: dict[str, View] = {
     "adaptive": _adaptive,
     "adaptive-books": _adaptive_books,
     "repetition": _repetition,
+    "calibration": _calibration,
     "recall-loss": _recall_loss,
     "recall-short": partial(_recall_short, corpus="wiki22k"),
     "recall-short-in-domain": partial(_recall_short, corpus="wiki22k", in_domain=True),
