@@ -15,7 +15,8 @@ trusts that is up to the fitted gates. It has nothing to go by when words differ
 Systems: a `window` of 256 tokens after the sink; `full` attention over as many tokens as the model has positions;
 `recall`, `slots` and `both` on the window. Gates and slots are fitted to --train, a text without such tasks. L slots
 reach 2^((L − 1) / 4) tokens back: 53 reach 8,192 and 81 reach 1,048,576. `open` is recall that always believes
-matches of four tokens, without fitting: what it finds, whether or not fitted gates would use it.
+matches of four tokens, without fitting: what it finds, whether or not fitted gates would use it. A folder that `logpast
+attach` wrote is a system, too.
 
 Of the answer: `probability` is the geometric mean over trials of its probability, `rank` the median rank of its first
 token, and `exact_match` the share of trials in which greedy decoding gives it. The file is written after each row. What
@@ -28,6 +29,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +39,7 @@ from benchmarks.pretrained_gap import default_model, start
 from numpy.typing import NDArray
 
 from logpast.data import Tokenizer, TokenStore, open_tokens
-from logpast.models.hf.attach import Attached, attach_memory, load_model, load_model_tokenizer
+from logpast.models.hf.attach import Attached, attach_memory, load_attached, load_model, load_model_tokenizer
 from logpast.models.stream import Stream
 from logpast.training.attach import Fit, choose_trained
 from logpast.util.environment import describe, pick_device, revision
@@ -159,6 +161,7 @@ def fitted_systems(
         "open": lambda: open_gates(attach_memory(model, args.window, 0, args.reach)),
         "slots": lambda: make(args.slots, 0),
         "both": lambda: make(args.slots, args.reach),
+        **{name: partial(load_attached, name, model) for name in args.systems if Path(name).is_dir()},
     }
 
 
@@ -169,7 +172,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--books", help="text whose names are asked for; by default the filler")
     parser.add_argument("--train", required=True, help="text to fit gates and slots on")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
-    parser.add_argument("--systems", nargs="+", default=["window", "full", "recall", "open", "slots", "both"])
+    parser.add_argument(
+        "--systems", nargs="+", default=["window", "full", "recall", "open", "slots", "both"],
+        help="or folders that `logpast attach` wrote",
+    )
     parser.add_argument("--tasks", nargs="+", default=[*FACTS, "names"])
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[1000, 4000, 7500, 16_000, 64_000, 250_000, 1_000_000]

@@ -74,6 +74,7 @@ def attach(
     slots: int = 0,
     sharpness: float = 100,
     sink: bool = True,
+    recall_orders: int = 4,
     train: Train = "gates",
     steps: PositiveInt = 300,
     batch_size: PositiveInt = 8,
@@ -109,6 +110,7 @@ def attach(
         slots: L, positions before the window. Each holds one token and, once trained, a part of the compressed past.
         sharpness: k of the memory's filters.
         sink: keep the first token of a text in front of every window.
+        recall_orders: the longest match that the gates tell apart, in tokens.
         train: gates fits recall only. slots also fits the norm and the scale of the slots. lora also trains adapters of
             the attention, with peft. all also trains the whole model.
         steps: number of training steps.
@@ -136,7 +138,7 @@ def attach(
     on = pick_device(device)
     full = train == "all" or on.type == "cpu"  # small updates are lost in half precision, which is slow on CPUs
     base = load_model(model, dtype=torch.float32 if full else "auto").to(on)
-    attached = attach_memory(base, window, slots, recall, sharpness, sink, frozen=False)
+    attached = attach_memory(base, window, slots, recall, sharpness, sink, recall_orders, frozen=False)
     text, held_out_text = _open_texts(model, attached, data, validation, cache)
     store, held_out = (text, held_out_text) if held_out_text else _split(text)
     for name, part in ((data, store), (validation or data, held_out)):
