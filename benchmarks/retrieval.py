@@ -173,7 +173,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--train", required=True, help="text to fit gates and slots on")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     parser.add_argument(
-        "--systems", nargs="+", default=["window", "full", "recall", "open", "slots", "both"],
+        "--systems",
+        nargs="+",
+        default=["window", "full", "recall", "open", "slots", "both"],
         help="or folders that `logpast attach` wrote",
     )
     parser.add_argument("--tasks", nargs="+", default=[*FACTS, "names"])
