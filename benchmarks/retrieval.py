@@ -179,6 +179,8 @@ def parse() -> argparse.Namespace:
         help="or folders that `logpast attach` wrote",
     )
     parser.add_argument("--tasks", nargs="+", default=[*FACTS, "names"])
+    wordings = ["exact", "paraphrased"]
+    parser.add_argument("--wordings", nargs="+", choices=wordings, default=wordings, help="of the questions")
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[1000, 4000, 7500, 16_000, 64_000, 250_000, 1_000_000]
     )
@@ -234,7 +236,7 @@ def main() -> None:
     if unknown := [*({*args.systems} - {*known}), *({*args.tasks} - {*FACTS, "names"})]:
         raise UserError(f"unknown: {', '.join(unknown)}; systems: {', '.join(known)}; tasks: {', '.join(FACTS)}, names")
     cells = [(task, wording, length) for length in args.lengths for task in args.tasks
-             for wording in (FACTS[task][1] if task in FACTS else ["as written"])]  # fmt: skip
+             for wording in (args.wordings if task in FACTS else ["as written"])]  # fmt: skip
     done = {(row["system"], row["task"], row["wording"], row["length"]) for row in report["rows"]}
     for system in args.systems:
         attached = None
