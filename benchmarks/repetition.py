@@ -12,7 +12,8 @@ tokens that add up to 95 %, and of all at a temperature of 0.8), and with the mo
                its earlier occurrence, as in a loop
 
 Intervals are bootstraps over prompts. `--limits` repeats the model's rows with other values of `model.recall_limit`,
-the most that copies may contribute to a prediction.
+the most that copies may contribute to a prediction. `--checkpoint` may also be a folder that `logpast attach` wrote;
+without `--control` the control is then the model on its own, with copies limited to a millionth.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from logpast.evaluation.evaluate import find_other
 from logpast.evaluation.metrics import bootstrap
 from logpast.models import LanguageModel
 from logpast.models.stream import Stream
-from logpast.training.checkpoint import find_checkpoint
+from logpast.training.checkpoint import find_model
 from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_write, ensure_writable
@@ -40,6 +41,7 @@ from logpast.util.serialization import to_json
 from logpast.util.validation import Share, validate_value
 
 NGRAM, BACK = 4, 512
+ALONE = 1e-6  # limit of copies at which the model is on its own
 DECODING: dict[str, dict[str, float]] = {
     "top_p 0.95": {"temperature": 1.0, "top_p": 0.95},
     "temperature 0.8": {"temperature": 0.8},
@@ -99,20 +101,22 @@ def continued(
 
 
 def variants(
-    model: LanguageModel, control: LanguageModel, limits: list[float] | None
+    model: LanguageModel, control: LanguageModel | None, limits: list[float] | None
 ) -> Iterator[tuple[str, Any, Any]]:
     """(name, model, limit of copies) of each model to generate with."""
     for limit in limits or ([model.config.recall_limit] if model.config.recall else [None]):
         if limit is not None:
             model.recall.limit = limit
         yield "model", model, limit
-    yield "control", control, None
+    if not control:
+        model.recall.limit = ALONE
+    yield "control", control or model, None
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="a run, or one checkpoint")
-    parser.add_argument("--control", type=Path, required=True, help="the same without recall")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a run, a checkpoint or an attached model")
+    parser.add_argument("--control", type=Path, help="the same without recall; by default with next to no copies")
     parser.add_argument("--text", required=True, help="text that the prompts are taken from")
     parser.add_argument("--out", type=Path, required=True, help="JSON file, written after each result")
     parser.add_argument("--prompts", type=int, default=32, help="number of prompts")
@@ -126,13 +130,13 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     ensure_writable(args.out)
-    found, device = find_checkpoint(args.checkpoint), pick_device("auto")
+    found, device = find_model(args.checkpoint), pick_device("auto")
     tokenizer = found.load_tokenizer()
     store = open_tokens(args.text, tokenizer)
-    other = find_other(args.control, store)
-    model, control = (each.load_model().to(device).eval() for each in (found, other))
-    if args.limits and not model.config.recall:
-        raise UserError(f"{found.path} has no recall; leave out --limits")
+    model = found.load_model().to(device).eval()
+    control = find_other(args.control, store).load_model().to(device).eval() if args.control else None
+    if not model.config.recall and (args.limits or not control):
+        raise UserError(f"{found.path} has no recall; give --control, and leave out --limits")
     for limit in args.limits or []:
         validate_value("--limits", limit, Share)
     length = args.prompt_tokens + args.tokens
@@ -142,7 +146,8 @@ def main() -> None:
     texts = [store.tokens[start : start + length].tolist() for start in starts]
     prompts = [text[: args.prompt_tokens] for text in texts]
     report: dict[str, Any] = {
-        "what": "repetition in generated text", "checkpoint": str(found.path), "control": str(other.path),
+        "what": "repetition in generated text", "checkpoint": str(found.path),
+        "control": str(args.control) if args.control else f"copies at most {ALONE:g}",
         "text": store.identity, "revision": revision(), "hardware": describe(device),
         "settings": {name: getattr(args, name) for name in ("prompts", "prompt_tokens", "tokens", "seed")},
         "decoding": DECODING, "rows": [],

@@ -66,10 +66,10 @@ def test_scores_are_those_of_the_saved_model(model: Path, repeated: Path, tmp_pa
     (tmp_path / "other.txt").write_text(TEXT * 2)
     scores = attach(
         str(model), str(repeated), tmp_path / "out", str(tmp_path / "other.txt"), slots=9, train="slots",
-        learning_rate=0.05, **SMALL,
+        learning_rate=0.05, recall_orders=6, **SMALL,
     )  # fmt: skip
     attached = load_attached(tmp_path / "out")
-    assert attached.scale.abs().min() > 0
+    assert attached.scale.abs().min() > 0 and attached.recall.form.orders == 6
     store = open_tokens(
         str(tmp_path / "other.txt"), load_model_tokenizer(tmp_path / "out", attached.config.first_token)
     )
