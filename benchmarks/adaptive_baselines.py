@@ -135,7 +135,7 @@ def recall_losses(model: Transformer, recall: Recall, batch: Batch, within_atten
 
 def fit_gates(model: Transformer, train: TokenStore, form: RecallForm, within: bool, rate: float, steps: int) -> Recall:
     device = model.table.weight.device
-    recall = Recall(model.config.width, form).to(device)
+    recall = Recall(model.config.width, form, pretrained=False).to(device)
     optimizer = torch.optim.AdamW(recall.parameters(), weight_decay=0)
     batches = Batches(train, model.window, model.history, 64, 0, device=device, recall=form)
     with progress_bar("fitting gates", steps) as progress:

@@ -69,7 +69,8 @@ def test_scores_are_those_of_the_saved_model(model: Path, repeated: Path, tmp_pa
         learning_rate=0.05, recall_orders=6, **SMALL,
     )  # fmt: skip
     attached = load_attached(tmp_path / "out")
-    assert attached.scale.abs().min() > 0 and attached.recall.form.orders == 6
+    assert attached.scale.abs().min() > 0
+    assert attached.recall.form.orders == 6
     store = open_tokens(
         str(tmp_path / "other.txt"), load_model_tokenizer(tmp_path / "out", attached.config.first_token)
     )

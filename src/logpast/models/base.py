@@ -129,7 +129,7 @@ class LanguageModel(nn.Module):
             if name.endswith(("attention.out.weight", "mlp_out.weight")):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * self.config.layers))
         if form := self.config.recall_form:
-            self.recall = Recall(self.config.width, form, self.config.recall_limit)
+            self.recall = Recall(self.config.width, form, self.config.recall_limit, pretrained=False)
 
     def embed(self, tokens: Tensor, followers: Tensor | None = None) -> Tensor:
         """(…, d) embeddings of ids; with recall also of their followers (…, orders). An id below 0 adds nothing."""

@@ -55,23 +55,30 @@ class Recall(nn.Module):
 
     P_(n,r) is how often each token followed the last n tokens, at lags of bin r. The weights a are a softmax of gates
     that are linear in the model's last hidden state, plus κ ln(1 + number of matches); components without a match have
-    weight 0. It starts close to the model's own predictions.
+    weight 0.
 
     Args:
         width: size of the model's last hidden state.
         form: which matches are distinguished.
         limit: the weights of all components but the model's add up to at most this, so that a text that repeats itself
             cannot take over. It may be changed at any time.
+        pretrained: whether the model is trained already. Then the gates start open for long matches, so that recall
+            gains before they are fitted, and keeps facts afterwards; otherwise they start alike.
     """
 
-    def __init__(self, width: int, form: RecallForm, limit: float = 1.0) -> None:
+    def __init__(self, width: int, form: RecallForm, limit: float = 1.0, pretrained: bool = True) -> None:
         super().__init__()
-        self.form, self.limit = form, limit
-        components = (form.orders + 1) * len(form.edges)
+        self.form, self.limit, self.pretrained = form, limit, pretrained
+        lengths = torch.arange(form.orders + 1.0).repeat_interleave(len(form.edges))
+        components = len(lengths)
+        if pretrained:  # fitted to SmolLM2-135M and books: docs/results/pretrained.md
+            bias, confidence = torch.where(lengths > 0, 0.5 * lengths - 4.5, -6.0), 0.15
+        else:
+            bias, confidence = torch.full((components,), -3.0), 0.5
         # no random numbers: the other weights of a model are the same with and without recall
         self.weight = nn.Parameter(torch.zeros(components + 1, width))
-        self.bias = nn.Parameter(torch.cat([torch.zeros(1), torch.full((components,), -3.0)]))
-        self.confidence = nn.Parameter(torch.full((components,), 0.5))
+        self.bias = nn.Parameter(torch.cat([torch.zeros(1), bias]))
+        self.confidence = nn.Parameter(torch.full((components,), confidence))
         if form.input:
             self.input = nn.utils.skip_init(nn.Linear, form.orders * width, width, bias=False)
             nn.init.zeros_(self.input.weight)

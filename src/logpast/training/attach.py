@@ -74,7 +74,7 @@ def attach(
     slots: int = 0,
     sharpness: float = 100,
     sink: bool = True,
-    recall_orders: int = 4,
+    recall_orders: int = 8,
     train: Train = "gates",
     steps: PositiveInt = 300,
     batch_size: PositiveInt = 8,

@@ -208,7 +208,7 @@ def attach_memory(
     recall: int = 8192,
     sharpness: float = 100,
     sink: bool = True,
-    recall_orders: int = 4,
+    recall_orders: int = 8,
     recall_bins: int = 4,
     recall_limit: float = 1.0,
     input: bool = False,

@@ -168,7 +168,7 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
         if isinstance(module, Timeline):
             module.build_constants()
         elif isinstance(module, Recall):
-            fresh = dict(Recall(module.weight.shape[1], module.form).named_parameters())
+            fresh = dict(Recall(module.weight.shape[1], module.form, pretrained=module.pretrained).named_parameters())
             for name, parameter in module.named_parameters():
                 init.copy_(parameter, fresh[name].to(parameter))
         elif module is self.core:
