@@ -14,9 +14,8 @@ trusts that is up to the fitted gates. It has nothing to go by when words differ
 
 Systems: a `window` of 256 tokens after the sink; `full` attention over as many tokens as the model has positions;
 `recall`, `slots` and `both` on the window. Gates and slots are fitted to --train, a text without such tasks. L slots
-reach 2^((L − 1) / 4) tokens back: 53 reach 8,192 and 81 reach 1,048,576. `open` is recall that always believes
-matches of four tokens, without fitting: what it finds, whether or not fitted gates would use it. A folder that `logpast
-attach` wrote is a system, too.
+reach 2^((L − 1) / 4) tokens back: 53 reach 8,192 and 81 reach 1,048,576. `unfitted` is recall with the gates that
+it starts with. A folder that `logpast attach` wrote is a system, too.
 
 Of the answer: `probability` is the geometric mean over trials of its probability, `rank` the median rank of its first
 token, and `exact_match` the share of trials in which greedy decoding gives it. The file is written after each row. What
@@ -132,13 +131,6 @@ def answer_scores(attached: Attached, question: Question) -> tuple[float, int, b
     return log_probability, ranks[0], max(ranks) == 1
 
 
-def open_gates(attached: Attached) -> Attached:
-    """Only matches of the most tokens count, wherever there is one."""
-    with torch.no_grad():
-        attached.recall.bias[-len(attached.recall.form.edges) :] = 20
-    return attached
-
-
 def fitted_systems(
     args: argparse.Namespace, device: torch.device, train: TokenStore
 ) -> dict[str, Callable[[], Attached]]:
@@ -150,7 +142,7 @@ def fitted_systems(
         attached = attach_memory(model, args.window, slots, recall, frozen=False)
         if slots or recall:
             choose_trained(attached, "slots" if slots else "gates", 0, args.seed)
-            fit = Fit(train, "document", device, args.steps, 32, args.train_tokens, args.rate, 0.0, args.seed)
+            fit = Fit(train, "document", device, args.steps, 8, args.train_tokens, args.rate, 0.0, args.seed)
             fit(attached, f"fitting {slots} slots, recall of {recall:,}")
         return attached.eval()
 
@@ -158,7 +150,7 @@ def fitted_systems(
         "window": lambda: make(0, 0),
         "full": lambda: attach_memory(model, positions, 0, 0, sink=False),
         "recall": lambda: make(0, args.reach),
-        "open": lambda: open_gates(attach_memory(model, args.window, 0, args.reach)),
+        "unfitted": lambda: attach_memory(model, args.window, 0, args.reach),
         "slots": lambda: make(args.slots, 0),
         "both": lambda: make(args.slots, args.reach),
         **{name: partial(load_attached, name, model) for name in args.systems if Path(name).is_dir()},
@@ -175,7 +167,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--systems",
         nargs="+",
-        default=["window", "full", "recall", "open", "slots", "both"],
+        default=["window", "full", "recall", "unfitted", "slots", "both"],
         help="or folders that `logpast attach` wrote",
     )
     parser.add_argument("--tasks", nargs="+", default=[*FACTS, "names"])
@@ -185,7 +177,7 @@ def parse() -> argparse.Namespace:
         "--lengths", type=int, nargs="+", default=[1000, 4000, 7500, 16_000, 64_000, 250_000, 1_000_000]
     )
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--train_tokens", type=int, default=262_144)
+    parser.add_argument("--train_tokens", type=int, default=131_072)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--window", type=int, default=256)

@@ -102,8 +102,8 @@ def test_scores_of_an_answer_are_those_of_the_models_logits(folder: Path, tokeni
     assert retrieval.answer_scores(attached, retrieval.Question(tokens, [best]))[2]
 
 
-def test_recall_with_open_gates_finds_exact_wording_only(folder: Path, store: TokenStore, tokenizer: Any) -> None:
-    attached = retrieval.open_gates(attach_memory(load_model(folder / "model"), 16, recall=2000))
+def test_unfitted_recall_finds_exact_wording_only(folder: Path, store: TokenStore, tokenizer: Any) -> None:
+    attached = attach_memory(load_model(folder / "model"), 16, recall=2000)
     for wording, right in (("exact", True), ("paraphrased", False)):
         question = retrieval.told("passkey", wording, 1000, store, tokenizer, np.random.default_rng(1))
         assert retrieval.answer_scores(attached, question)[2] == right

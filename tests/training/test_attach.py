@@ -21,7 +21,6 @@ from logpast.ledger import row as ledger
 from logpast.ledger.results import results
 from logpast.models.hf.attach import attach_memory, load_attached, load_model, load_model_tokenizer
 from logpast.models.hf.export import export
-from logpast.recall import RecallForm
 from logpast.training.attach import _split, attach
 from logpast.util.errors import UserError
 from models.hf.tiny import save_tiny
@@ -114,7 +113,8 @@ def test_without_a_validation_text_the_last_tenth_is_held_out(model: Path, repea
     scores = attach(str(model), str(repeated), tmp_path / "out", **SMALL)
     tokenizer = load_model_tokenizer(model)
     _, last = _split(open_tokens(str(repeated), tokenizer))
-    nats = score(load_attached(tmp_path / "out"), last, 16, 1, recall=RecallForm(200))
+    attached = load_attached(tmp_path / "out")
+    nats = score(attached, last, 16, 1, recall=attached.config.recall_form)
     assert nats.mean() == pytest.approx(scores["memory"]["nats_per_token"], abs=1e-5)
 
 
@@ -144,6 +144,13 @@ def test_eval_and_generate_take_the_folder(
         stream.push(tokenizer.encode(part))
     likeliest = generate(out, follow=repeated, prompt="And God", tokens=9, device="cpu", temperature=0, echo=False)
     assert tokenizer.decode(stream.generate(9, temperature=0)[0]) == likeliest
+
+
+def test_without_steps_recall_gains_and_the_folder_is_scored(model: Path, repeated: Path, tmp_path: Path) -> None:
+    scores = attach(str(model), str(repeated), tmp_path / "out", str(repeated), **SMALL | {"steps": 0})
+    assert scores["memory"]["nats_per_token"] < scores["model"]["nats_per_token"] - 1
+    found = evaluate(tmp_path / "out", str(repeated), device="cpu", record=tmp_path / "rows.jsonl")
+    assert found["ppl_token"] == pytest.approx(scores["memory"]["ppl_token"], rel=1e-5)
 
 
 def test_folder_without_tokenizer_or_training_text_is_scored(model: Path, repeated: Path, tmp_path: Path) -> None:
@@ -192,7 +199,7 @@ def test_mistakes_are_one_line(model: Path, repeated: Path, tmp_path: Path, caps
     (tmp_path / "short.txt").write_text("A few words.")
     assert "too short" in error_of(capsys, "--model", model, "--data", tmp_path / "short.txt", *out)
     assert "--recall 0" in error_of(capsys, "--model", model, *text, *out, "--recall", 0)
-    assert "steps must be at least 1" in error_of(capsys, "--model", model, *text, *out, "--steps", 0)
+    assert "batch_size must be at least 1" in error_of(capsys, "--model", model, *text, *out, "--batch_size", 0)
     sizes = {"num_layers": 1, "d_model": 16, "d_ff": 16, "num_heads": 2, "vocab_size": 50}
     transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(tmp_path / "t5")
     assert "no causal language model" in error_of(capsys, "--model", tmp_path / "t5", *text, *out)

@@ -44,7 +44,7 @@ from logpast.util.errors import Diverged, UserError
 from logpast.util.files import atomic_folder
 from logpast.util.progress import progress_bar
 from logpast.util.schema import parse_json, reading, schema, validate
-from logpast.util.validation import PositiveInt, from_saved, validate_arguments
+from logpast.util.validation import Count, PositiveInt, from_saved, validate_arguments
 
 Train = Literal["gates", "slots", "lora", "all"]
 TRAINED = {"gates": ["recall"], "slots": ["recall", "memory"]}  # and the slots' scale; lora and all train these, too
@@ -76,7 +76,7 @@ def attach(
     sink: bool = True,
     recall_orders: int = 8,
     train: Train = "gates",
-    steps: PositiveInt = 300,
+    steps: Count = 300,
     batch_size: PositiveInt = 8,
     tokens: int | None = None,
     learning_rate: float = 3e-3,
@@ -113,7 +113,7 @@ def attach(
         recall_orders: the longest match that the gates tell apart, in tokens.
         train: gates fits recall only. slots also fits the norm and the scale of the slots. lora also trains adapters of
             the attention, with peft. all also trains the whole model.
-        steps: number of training steps.
+        steps: number of training steps. With 0 the gates stay as they start, which already gains on most texts.
         batch_size: windows in each step.
         tokens: fit on at most this many tokens, in windows from all over the text; by default 131,072 for gates, whose
             hidden states are computed once and kept in memory, else all.
@@ -174,7 +174,8 @@ def attach(
                       "data": text.identity, "validation_data": held_out_text and held_out_text.identity,
                       "init_from": {"path": model}, "revision": revision(), "hardware": describe(on)},
         }  # fmt: skip
-        (folder / TRAINING).write_text(json.dumps(about, indent=2) + "\n")
+        if steps:
+            (folder / TRAINING).write_text(json.dumps(about, indent=2) + "\n")
         write_sums(folder)
     _print(result, attached, out)
     return result
@@ -237,6 +238,8 @@ class Fit:
         self.rates = {False: rate, True: model_rate}
 
     def __call__(self, attached: Attached, title: str) -> None:
+        if not self.steps:
+            return
         form = attached.config.recall_form
         windows = Windows(self.store, attached.window, attached.history, self.streams, device=self.device, recall=form)
         random = np.random.default_rng(self.seed)

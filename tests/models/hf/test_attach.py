@@ -157,11 +157,12 @@ def test_stream_predicts_what_scoring_predicts(family: str) -> None:
     assert np.abs(np.array(found) - losses(attached, store)[:30]).max() < 1e-4
 
 
-def test_recall_lowers_the_loss_of_a_repeated_text_when_its_gates_are_fitted() -> None:
+def test_recall_lowers_the_loss_of_a_repeated_text_and_fitted_gates_lower_it_further() -> None:
     attached = attach_memory(tiny(), window=16, recall=200)
     random = np.random.default_rng(2).integers(3, VOCABULARY, 60)
     store = TokenStore.in_memory([np.tile(random, 4)], VOCABULARY, eot=1)
-    before = losses(attached, store).mean()
+    unfitted = losses(attached, store).mean()
+    assert unfitted < losses(attach_memory(tiny(), window=16, recall=0), store).mean() - 1
     assert [name for name, p in attached.named_parameters() if p.requires_grad] == [
         "recall.weight", "recall.bias", "recall.confidence"
     ]  # fmt: skip
@@ -171,7 +172,7 @@ def test_recall_lowers_the_loss_of_a_repeated_text_when_its_gates_are_fitted() -
         optimizer.zero_grad()
         attached(*batch.inputs).mean().backward()
         optimizer.step()
-    assert losses(attached, store).mean() < before - 1
+    assert losses(attached, store).mean() < unfitted - 0.3
 
 
 def test_detached_model_is_the_original_to_the_bit() -> None:
