@@ -316,7 +316,7 @@ class Stream:
         if start - self._indexed > ONE_BY_ONE * (start - first) or not self._pasts:
             rows = self._recalled(start, start).numpy()
             vocabulary = self.model.table.num_embeddings
-            self._pasts = [Past(row, form.orders, form.edges, vocabulary) for row in rows]
+            self._pasts = [Past(row, form.orders, form.edges, vocabulary, form.input) for row in rows]
             self._indexed, self._followers = start, []
         known = self._recalled(self._indexed, self.length)
         new = known[:, known.shape[1] - (self.length - self._indexed) :]

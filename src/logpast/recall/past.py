@@ -41,14 +41,17 @@ class Past:
         orders: the longest match in tokens.
         edges: the largest lag of each bin.
         vocabulary: number of different tokens.
+        linked: whether `latest` is needed. Its hash chains take most of the memory.
 
     Attributes:
         everywhere: (bins, vocabulary) how often each token occurred, by lag.
         found: matches of the last tokens.
     """
 
-    def __init__(self, ids: Sequence[int], orders: int, edges: Sequence[int], vocabulary: int) -> None:
-        self.orders, self.edges = orders, np.array(edges)
+    def __init__(
+        self, ids: Sequence[int], orders: int, edges: Sequence[int], vocabulary: int, linked: bool = True
+    ) -> None:
+        self.orders, self.edges, self._linked = orders, np.array(edges), linked
         self.everywhere = np.zeros((len(edges), vocabulary), np.float32)
         self._pad = np.full(orders + 1, -2)
         self._set(np.asarray(ids, np.int64))
@@ -67,7 +70,8 @@ class Past:
         tokens, starts = np.unique(ids[order], return_index=True)
         for token, start, stop in zip(tokens.tolist(), starts, [*starts[1:], len(ids)], strict=False):
             self._positions[token] = array("q", order[start:stop].tobytes())
-        self._link(ids, capacity)
+        if self._linked:
+            self._link(ids, capacity)
 
     def _link(self, ids: NDArray[np.int64], capacity: int) -> None:
         """Chain the n-grams of these ids. Number i · orders + n − 1 is the one of n tokens that ends at position i."""
@@ -116,7 +120,8 @@ class Past:
             self._set(self._ids[first + max(0, self._size - kept) :])
         self._ids[first + self._size] = token
         self._positions[token].append(self._size)
-        self._append_links(self._size)
+        if self._linked:
+            self._append_links(self._size)
         self._size += 1
         self._count(0, token, 1)
         for bin_, edge in enumerate(self.edges):  # the token at this lag leaves the bin for the next one

@@ -98,6 +98,7 @@ def attach(
     Examples:
         logpast attach --model path/to/SmolLM2-135M --data mybooks/ --validation other.txt --out attached/mine
         logpast attach --model model.gguf --data mybooks/ --out attached/mine --window 512
+        logpast attach --model path/to/model --data mybooks/ --out attached/unfitted --steps 0
         logpast attach --model path/to/model --data mybooks/ --out attached/tuned --train lora --slots 53 --steps 500
 
     Args:
