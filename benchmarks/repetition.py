@@ -123,6 +123,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt_tokens", type=int, default=512, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=512, help="tokens of each continuation")
     parser.add_argument("--limits", type=float, nargs="+", help="values of model.recall_limit; by default the model's")
+    parser.add_argument("--decoding", nargs="+", choices=DECODING, default=[*DECODING], help="by default all")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -150,7 +151,7 @@ def main() -> None:
         "control": str(args.control) if args.control else f"copies at most {ALONE:g}",
         "text": store.identity, "revision": revision(), "hardware": describe(device),
         "settings": {name: getattr(args, name) for name in ("prompts", "prompt_tokens", "tokens", "seed")},
-        "decoding": DECODING, "rows": [],
+        "decoding": {name: DECODING[name] for name in args.decoding}, "rows": [],
     }  # fmt: skip
 
     def add(about: dict[str, Any], continuations: list[list[int]]) -> None:
@@ -162,7 +163,7 @@ def main() -> None:
               f"{row['longest_max']} at most", flush=True)  # fmt: skip
 
     add({"of": "text"}, texts)
-    for decoding, how in DECODING.items():
+    for decoding, how in report["decoding"].items():
         for name, each, limit in variants(model, control, args.limits):
             about = {"of": name, "decoding": decoding, "limit": limit}
             add(about, continued(each, tokenizer, prompts, args.tokens, how, args.seed))

@@ -385,10 +385,10 @@ def _adaptive(results: Path) -> str:
     return as_markdown(Table(["method", *plain, "MiB per text"], rows))
 
 
-def _repetition(results: Path) -> str:
+def _repetition(results: Path, file: str) -> str:
     """Repetition in text and in generated text, by decoding."""
     rows = []
-    for row in read_table(results, "repetition_cpu")["rows"]:
+    for row in read_table(results, file)["rows"]:
         name = {"model": "recall"}.get(row["of"], row["of"])
         limited = f", copies at most {row['limit']:.0%}" if row.get("limit") not in (None, 1) else ""
         copied = f"{row['longest_mean']:.1f}", str(row["longest_max"])
@@ -760,10 +760,23 @@ def _fuzz(results: Path) -> str:
 
 
 def _retrieval(results: Path) -> str:
-    """One row per question and distance: exact answers and the loss of the answer, by system."""
+    """The systems of a GPU run, whose gates started alike, and recall as it is now."""
+    before = {"window": "window", "full": "full", "slots": "slots", "recall": "recall, before", "both": "both, before"}
     rows = read_table(results, "retrieval")["rows"]
+    now = read_table(results, "retrieval-now")["rows"]
+    renamed = [row | {"system": before[row["system"]]} for row in rows if row["system"] in before]
+    return _answers([*renamed, *now], [*before.values(), "recall", "unfitted"])
+
+
+def _retrieval_validation(results: Path) -> str:
+    rows = read_table(results, "retrieval-validation")["rows"]
+    return _answers(rows, ["before-0", "before-1", "after-0", "after-1", "unfitted"])
+
+
+def _answers(rows: list[dict[str, Any]], systems: list[str]) -> str:
+    """One row per question and distance: exact answers and the loss of the answer, by system."""
     found = {(row["task"], row["wording"], row["length"], row["system"]): row for row in rows}
-    systems, lines = ("window", "full", "slots", "recall", "both", "open"), []
+    lines = []
     for task, wording in dict.fromkeys((row["task"], row["wording"]) for row in rows):
         for length in (1000, 7500, 64_000, 1_000_000):
             cells = [found.get((task, wording, length, system)) for system in systems]
@@ -838,7 +851,8 @@ VIEWS: dict[str, View] = {
     "recall-rates": _recall_rates,
     "adaptive": _adaptive,
     "adaptive-books": _adaptive_books,
-    "repetition": _repetition,
+    "repetition": partial(_repetition, file="repetition_cpu"),
+    "repetition-attached": partial(_repetition, file="repetition-attached"),
     "calibration": _calibration,
     "recall-loss": _recall_loss,
     "recall-short": partial(_recall_short, corpus="wiki22k"),
@@ -857,6 +871,7 @@ VIEWS: dict[str, View] = {
     "gap-wiki22k-lora": partial(gap.view, file="pretrained_gap-wiki-lora", text="wiki22k:test"),
     "gap-perplexities": gap.perplexities,
     "retrieval": _retrieval,
+    "retrieval-validation": _retrieval_validation,
     "sketch": _sketch,
     "streaming-cpu": partial(_streaming, file="streaming_cpu"),
     "streaming-cpu-long": partial(_streaming, file="streaming_cpu-long"),
