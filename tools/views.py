@@ -385,6 +385,15 @@ def _adaptive(results: Path) -> str:
     return as_markdown(Table(["method", *plain, "MiB per text"], rows))
 
 
+def _attach_gates(results: Path) -> str:
+    """Loss of attached recall by the start of its gates."""
+    rows = [
+        [row["text"], row["start"], str(row.get("seed", "")), f"{row['own']:.4f}", f"{row['memory']:.4f}"]
+        for row in read_table(results, "attach-gates")["rows"]
+    ]
+    return as_markdown(Table(["text", "gates", "seed", "own, nats/token", "with recall"], rows))
+
+
 def _repetition(results: Path, file: str) -> str:
     """Repetition in text and in generated text, by decoding."""
     rows = []
@@ -851,6 +860,7 @@ VIEWS: dict[str, View] = {
     "recall-rates": _recall_rates,
     "adaptive": _adaptive,
     "adaptive-books": _adaptive_books,
+    "attach-gates": _attach_gates,
     "repetition": partial(_repetition, file="repetition_cpu"),
     "repetition-attached": partial(_repetition, file="repetition-attached"),
     "calibration": _calibration,

@@ -123,6 +123,7 @@ def test_recall_leaves_all_other_initial_weights_as_they_are(config: ModelConfig
     plain, recalling = weights
     assert {name.split(".")[0] for name in recalling.keys() - plain.keys()} == {"recall"}
     assert all(torch.equal(plain[name], recalling[name]) for name in plain)
+    assert len(recalling["recall.bias"][1:].unique()) == 1  # gates that are trained from the start start alike
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -71,6 +71,15 @@ def test_without_matches_the_model_is_unchanged(recall: Recall) -> None:
     torch.testing.assert_close(recall(hidden, nats, counts), nats)
 
 
+@pytest.mark.parametrize(("pretrained", "least", "most"), [(True, 0.6, 0.05), (False, 0.2, 0.1)])
+def test_gates_of_a_trained_model_start_open_for_long_matches(pretrained: bool, least: float, most: float) -> None:
+    recall = Recall(8, RecallForm(64, orders=8), pretrained=pretrained)
+    for length, low, high in ((8, least, 1.0), (1, 0.0, most)):
+        ids = torch.tensor([[*range(length), 40, *range(10, 20), *range(length)]])
+        mixed = recall.log_probs(torch.zeros(1, 1, 8), torch.full((1, 1, 50), 0.02).log(), ids)
+        assert low < mixed[0, 0, 40].detach().exp() < high
+
+
 def test_followers_add_nothing_at_first_then_a_map_of_their_embeddings() -> None:
     recall, table = Recall(3, RecallForm(9, orders=2, input=True)), torch.randn(5, 3)
     followers = torch.tensor([[4, -1], [0, 2], [-1, -1]])

@@ -49,11 +49,12 @@ def test_rows_of_the_text_and_of_each_model(
         train(replace(train_config, run=tmp_path / name, model=model, steps=2, tensorboard=False))
     words = f"x --checkpoint {tmp_path / 'recall'} --control {tmp_path / 'control'} --text {store.path}".split()
     words += f"--out {tmp_path / 'out.json'} --prompts 3 --prompt_tokens 20 --tokens 12".split()
-    monkeypatch.setattr(sys, "argv", [*words, "--limits", "1", "0.5"])
+    chosen = ["greedy", "top_p 0.95"]
+    monkeypatch.setattr(sys, "argv", [*words, "--limits", "1", "0.5", "--decoding", *chosen])
     repetition.main()
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     kinds = [("model", 1), ("model", 0.5), ("control", None)]
-    expected = [(kind, how, limit) for how in repetition.DECODING for kind, limit in kinds]
+    expected = [(kind, how, limit) for how in chosen for kind, limit in kinds]
     assert [(row["of"], row.get("decoding"), row.get("limit")) for row in rows] == [("text", None, None), *expected]
     starts = np.linspace(0, len(store) - 32, 3).astype(int)
     real = [repetition.copies(store.tokens[start : start + 32].tolist(), 20) for start in starts]

@@ -30,6 +30,7 @@ NOT_RUN = {
     "logpast sweep sweep-paper --address": "needs a Ray cluster",
     "logpast demo": "minutes; tests/demo and the test of the wheel run it with fewer steps",
     "python -m logpast.lm_eval": "tests/test_lm_eval.py runs it where lm-eval is installed",
+    "logpast serve": "runs until it is stopped; test_docs.py runs the examples of its own page",
     "curl ": "tests/serving sends such requests",
     "logpast attach --model SmolLM2": "needs SmolLM2 and PG-19",
     "logpast generate --checkpoint attached/gates": "needs SmolLM2 and PG-19",

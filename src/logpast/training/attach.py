@@ -114,7 +114,8 @@ def attach(
         recall_orders: the longest match that the gates tell apart, in tokens.
         train: gates fits recall only. slots also fits the norm and the scale of the slots. lora also trains adapters of
             the attention, with peft. all also trains the whole model.
-        steps: number of training steps. With 0 the gates stay as they start, which already gains on most texts.
+        steps: number of training steps. With 0 the gates stay as they start: a smaller gain, but facts
+            that were told once are kept.
         batch_size: windows in each step.
         tokens: fit on at most this many tokens, in windows from all over the text; by default 131,072 for gates, whose
             hidden states are computed once and kept in memory, else all.
@@ -377,6 +378,6 @@ def _print(result: dict[str, dict[str, float]], attached: Attached, out: Path) -
     console = Console(emoji=False, markup=False)
     console.print(table)
     if "control" not in result:
-        console.print("The control is the model itself: only the memory was trained.", soft_wrap=True)
+        console.print("The control is the model itself, which is not changed.", soft_wrap=True)
     text = f"saved in {out}, for --checkpoint of eval and generate, and for logpast.load_attached"
     console.print(text, soft_wrap=True, highlight=False)
