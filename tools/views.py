@@ -426,7 +426,7 @@ def _adaptive_books(results: Path) -> str:
 
 def _calibration(results: Path) -> str:
     """By the weight of copies: part of the tokens, mean weight, and share of the targets' probability, per analysis."""
-    runs = {"PG-19": "pg19-recall-seed0", "WikiText-103, old loss": "wiki22k-recall-seed0"}
+    runs = {"PG-19": "pg19-recall-seed0", "WikiText-103": "wiki22k-k200-recall-seed0"}
     gates = {text: read_analysis(results / "analyses" / run)["recall"]["gate"] for text, run in runs.items()}
     heads = [f"{text}: {what}" for text in gates for what in ("tokens", "weight", "share")]
     lines: dict[str, list[str]] = {}
