@@ -160,20 +160,30 @@ def test_a_recurrent_model_reads_each_segment_of_a_conversation_once(monkeypatch
 
 def test_sampling() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
-    random = torch.Generator().manual_seed(0)
+    randoms = [torch.Generator().manual_seed(seed) for seed in range(2000)]
 
     def sampled(**how: float) -> list[int]:
         settings = {"temperature": 1.0, "top_k": None, "top_p": None} | how
-        return [_sample(logits, **settings, random=random) for _ in range(2000)]  # type: ignore[arg-type]
+        return _sample(logits.expand(2000, 4), **settings, randoms=randoms)  # type: ignore[arg-type]
 
     assert set(sampled(temperature=0)) == {0}
     assert set(sampled(top_k=2)) == {0, 1}
     assert set(sampled(top_p=0.01)) == {0}
     assert set(sampled(top_p=0.7)) == {0, 1}  # the first has only 0.64
+    assert set(sampled(top_k=3, top_p=0.7)) == {0, 1}
+    assert set(sampled(top_k=9)) == {0, 1, 2, 3}
     shares = np.bincount(sampled(), minlength=4) / 2000
     np.testing.assert_allclose(shares, logits.softmax(0), atol=0.04)
     cold = np.bincount(sampled(temperature=0.5), minlength=4) / 2000
     np.testing.assert_allclose(cold, (2 * logits).softmax(0), atol=0.04)
+
+
+def test_a_text_is_sampled_alike_alone_and_beside_others() -> None:
+    logits = torch.randn(5, 1000, generator=torch.Generator().manual_seed(0))
+    for how in ((1.0, None, None), (0.7, 20, None), (1.0, None, 0.9), (1.0, 20, 0.9)):
+        together = _sample(logits, *how, [torch.Generator().manual_seed(seed) for seed in range(5)])
+        alone = [_sample(row[None], *how, [torch.Generator().manual_seed(seed)]) for seed, row in enumerate(logits)]
+        assert together == [token for row in alone for token in row]
 
 
 def test_padding_and_end_of_text_are_never_sampled() -> None:

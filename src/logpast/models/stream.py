@@ -174,13 +174,14 @@ class Stream:
         allowed: Tensor | None = None,
     ) -> tuple[list[int], Tensor]:
         """One step of `sample`: the tokens, and the logits (B, V) that they were sampled from."""
-        logits = self.logits().cpu()
+        logits = self.logits()
+        logits = logits if logits.is_cuda else logits.cpu()  # sampling takes float64, which MPS does not have
         if logits.isnan().any():
             raise UserError("the model's predictions are NaN: its training diverged; use an earlier checkpoint")
-        choices = logits if allowed is None else logits[:, : len(allowed)].masked_fill(~allowed, -torch.inf)
-        sampled = [
-            _sample(row, temperature, top_k, top_p, random) for row, random in zip(choices, randoms, strict=True)
-        ]
+        choices = logits
+        if allowed is not None:
+            choices = logits[:, : len(allowed)].masked_fill(~allowed.to(logits.device), -torch.inf)
+        sampled = _sample(choices, temperature, top_k, top_p, randoms)
         self.append([[token] for token in sampled])
         return sampled, logits
 
@@ -339,16 +340,28 @@ def _as_array(ids: Ids) -> NDArray[np.int32]:
     return np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids, np.int32)
 
 
-def _sample(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, random: torch.Generator) -> int:
+def _sample(
+    logits: Tensor,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    randoms: Sequence[torch.Generator],
+) -> list[int]:
+    """A token of each row of logits (B, V), drawn with the random numbers of the row's generator."""
     if temperature < 1e-6:  # dividing by less could overflow
-        return int(logits.argmax())
-    probabilities, order = (logits.double() / temperature).softmax(0).sort(descending=True, stable=True)
+        return logits.argmax(-1).tolist()
+    top_p = 1.0 if top_p is None else top_p
+    weights, order = (logits.double() / temperature).softmax(-1), None
     if top_k is not None:
-        probabilities[top_k:] = 0
-    if top_p is not None:
-        before = probabilities.cumsum(0) - probabilities
-        probabilities[before >= top_p] = 0  # the first always stays
-    return int(order[torch.multinomial(probabilities, 1, generator=random)])
+        weights, order = weights.topk(min(top_k, weights.shape[1]))
+    elif top_p < 1:
+        weights, order = weights.sort(descending=True, stable=True)
+    if top_p < 1:
+        weights = weights.masked_fill(weights.cumsum(-1) - weights >= top_p, 0)  # the first always stays
+    sums = weights.cumsum(-1)
+    drawn = torch.cat([torch.rand(1, 1, dtype=torch.float64, generator=random) for random in randoms])
+    chosen = torch.searchsorted(sums, drawn.to(sums.device) * sums[:, -1:], right=True)  # never one of weight 0
+    return (chosen if order is None else order.gather(1, chosen))[:, 0].tolist()
 
 
 def _hash(state: dict[str, Tensor]) -> Tensor:
