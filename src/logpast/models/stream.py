@@ -350,18 +350,25 @@ def _sample(
     """A token of each row of logits (B, V), drawn with the random numbers of the row's generator."""
     if temperature < 1e-6:  # dividing by less could overflow
         return logits.argmax(-1).tolist()
-    top_p = 1.0 if top_p is None else top_p
-    weights, order = (logits.double() / temperature).softmax(-1), None
+    weights = (logits.double() / temperature).softmax(-1)
     if top_k is not None:
-        weights, order = weights.topk(min(top_k, weights.shape[1]))
-    elif top_p < 1:
-        weights, order = weights.sort(descending=True, stable=True)
-    if top_p < 1:
-        weights = weights.masked_fill(weights.cumsum(-1) - weights >= top_p, 0)  # the first always stays
+        least = weights.topk(min(top_k, weights.shape[1])).values[:, -1:]
+        weights = weights.masked_fill(weights < least, 0)
+    if top_p is not None and top_p < 1:
+        falling = _descending(weights)
+        least = falling.masked_fill(falling.cumsum(-1) - falling >= top_p, torch.inf).amin(-1, keepdim=True)
+        weights = weights.masked_fill(weights < least, 0)
     sums = weights.cumsum(-1)
     drawn = torch.cat([torch.rand(1, 1, dtype=torch.float64, generator=random) for random in randoms])
     chosen = torch.searchsorted(sums, drawn.to(sums.device) * sums[:, -1:], right=True)  # never one of weight 0
-    return (chosen if order is None else order.gather(1, chosen))[:, 0].tolist()
+    return chosen[:, 0].tolist()
+
+
+def _descending(rows: Tensor) -> Tensor:
+    """The values of each row, sorted; on a CPU by NumPy, which takes a tenth of PyTorch's time."""
+    if rows.is_cuda:
+        return rows.sort(-1, descending=True).values
+    return torch.from_numpy(np.sort(rows.numpy())).flip(-1)
 
 
 def _hash(state: dict[str, Tensor]) -> Tensor:
