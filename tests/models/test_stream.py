@@ -77,6 +77,23 @@ def test_probabilities_equal_those_of_scoring(config: ModelConfig, prompt: int) 
 
 
 @pytest.mark.usefixtures("recall_as_on")
+@pytest.mark.parametrize("recall_input", [True, False])
+@pytest.mark.parametrize("system", [RecentConfig, TransformerXLConfig])
+def test_many_short_pushes_between_predictions(system: type[ModelConfig], recall_input: bool) -> None:
+    """Also where old tokens are dropped between two predictions."""
+    model = random_model(system(recall=1024, recall_orders=2, recall_input=recall_input, **SIZES))
+    text = np.random.default_rng(0).integers(0, 12, 1200)
+    stream, whole = Stream(model, 12), Stream(model, 12)
+    stream.push(text[:1100])
+    for position in range(1100, 1200):
+        if position in (1120, 1150, 1180):
+            stream.logits()
+        stream.push(text[position : position + 1])
+    whole.push(text)
+    torch.testing.assert_close(stream.logits(), whole.logits(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("recall_as_on")
 @pytest.mark.parametrize("config", SYSTEMS)
 def test_a_stream_continues_from_its_saved_state(config: ModelConfig, tmp_path: Path) -> None:
     """At any length, also beyond what is kept; with the same predictions, now and later."""

@@ -319,8 +319,7 @@ class Stream:
             vocabulary = self.model.table.num_embeddings
             self._pasts = [Past(row, form.orders, form.edges, vocabulary, form.input) for row in rows]
             self._indexed, self._followers = start, []
-        known = self._recalled(self._indexed, self.length)
-        new = known[:, known.shape[1] - (self.length - self._indexed) :]
+        new = self._known(self._indexed, self.length)
         for position, tokens in enumerate(new.T.tolist(), self._indexed):
             for past, token in zip(self._pasts, tokens, strict=True):
                 past.append(token)
@@ -330,10 +329,13 @@ class Stream:
         del self._followers[: start - self.length]
 
     def _recalled(self, start: int, stop: int) -> Tensor:
-        """What recall needs for these positions: their tokens and those before them, the first of a text missing."""
-        first = max(0, start - self._form.reach - self._form.orders)
-        tokens = self.tokens(first, stop)
-        return tokens if first else tokens.masked_fill(torch.arange(stop, device=tokens.device) == 0, -1)
+        """What recall needs for these positions: their tokens and those before them."""
+        return self._known(max(0, start - self._form.reach - self._form.orders), stop)
+
+    def _known(self, start: int, stop: int) -> Tensor:
+        """`tokens` for recall, to which the first of a text is missing."""
+        tokens = self.tokens(start, stop)
+        return tokens if start else tokens.masked_fill(torch.arange(stop, device=tokens.device) == 0, -1)
 
 
 def _as_array(ids: Ids) -> NDArray[np.int32]:
