@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from itertools import pairwise
 from operator import getitem
@@ -394,14 +394,16 @@ def _attach_gates(results: Path) -> str:
     return as_markdown(Table(["text", "gates", "seed", "own, nats/token", "with recall"], rows))
 
 
-def _repetition(results: Path, file: str) -> str:
-    """Repetition in text and in generated text, by decoding."""
+def _repetition(results: Path, files: Sequence[str]) -> str:
+    """Repetition in text and in generated text, by decoding; the files, of one seed each, side by side."""
     rows = []
-    for row in read_table(results, file)["rows"]:
+    for seeds in zip(*(read_table(results, file)["rows"] for file in files), strict=True):
+        row = seeds[0]
         name = {"model": "recall"}.get(row["of"], row["of"])
         limited = f", copies at most {row['limit']:.0%}" if row.get("limit") not in (None, 1) else ""
-        copied = f"{row['longest_mean']:.1f}", str(row["longest_max"])
-        rows.append([row.get("decoding", ""), name + limited, f"{row['rep_4']:.1%}", *copied])
+        values = [(f"{row['rep_4']:.1%}", f"{row['longest_mean']:.1f}", str(row["longest_max"])) for row in seeds]
+        columns = (" / ".join(dict.fromkeys(column)) for column in zip(*values, strict=True))
+        rows.append([row.get("decoding", ""), name + limited, *columns])
     heads = ["decoding", "text of", "repeated 4-grams", "longest copy, mean", "longest copy, most"]
     return as_markdown(Table(heads, rows))
 
@@ -861,8 +863,8 @@ VIEWS: dict[str, View] = {
     "adaptive": _adaptive,
     "adaptive-books": _adaptive_books,
     "attach-gates": _attach_gates,
-    "repetition": partial(_repetition, file="repetition_cpu"),
-    "repetition-attached": partial(_repetition, file="repetition-attached"),
+    "repetition": partial(_repetition, files=["repetition_cpu", "repetition_cpu-seed1"]),
+    "repetition-attached": partial(_repetition, files=["repetition-attached"]),
     "calibration": _calibration,
     "recall-loss": _recall_loss,
     "recall-short": partial(_recall_short, corpus="wiki22k"),

@@ -18,6 +18,7 @@ import torch
 from logpast.data import Tokenizer, text_files
 from logpast.data.prepare import pieces_of
 from logpast.models import LanguageModel
+from logpast.models.sampling import Sampling
 from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_model
 from logpast.util.environment import cpu_threads, pick_device, thread_count
@@ -112,10 +113,11 @@ def generate(
     count = samples or 1
     randoms = [torch.Generator().manual_seed(seed + number) for number in range(count)]
     allowed = torch.from_numpy(tokenizer.is_text)  # no model of ours has learned when to predict end-of-text
+    sampling = Sampling(temperature, top_k, top_p, allowed)
 
     def continue_text(stream: Stream) -> list[Iterator[str]]:
         """Continue the text so far: the pieces of each sample, without what may be a stop text."""
-        steps = stream.sample(randoms, temperature, top_k, top_p, allowed)
+        steps = stream.sample(randoms, sampling)
         first = next(steps)  # a long prompt is read before anything is printed
         copies = tee(islice(chain([first], steps), tokens), count)
         by_sample = (map(itemgetter(number), copy) for number, copy in enumerate(copies))

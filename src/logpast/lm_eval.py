@@ -18,10 +18,10 @@ import torch
 
 from logpast.data import TokenStore
 from logpast.evaluation.scoring import score
-from logpast.generation import decode, until_stop
+from logpast.generation import decode, load, until_stop
+from logpast.models.sampling import Sampling
 from logpast.models.stream import Stream
-from logpast.training.checkpoint import find_model
-from logpast.util.environment import cpu_threads, pick_device, thread_count
+from logpast.util.environment import cpu_threads, thread_count
 from logpast.util.errors import UserError
 from logpast.util.progress import progress_bar
 from logpast.util.validation import Share, validate_value
@@ -60,14 +60,10 @@ class LogPastLM(TemplateLM):
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        found = find_model(Path(checkpoint))
-        self.model, self.own_tokenizer = found.load_model(), found.load_tokenizer()
+        limit = None if recall_limit is None else validate_value("recall_limit", recall_limit, Share)
+        self.model, self.own_tokenizer = load(Path(checkpoint), device or "auto", limit)
         self.ends = _ends(self.model)
-        self._device = pick_device(device or "auto")
-        self.model.to(self._device).eval()
         self.batch_size = int(batch_size) if str(batch_size).isdigit() else BATCH
-        if recall_limit is not None:
-            self.model.recall.limit = validate_value("recall_limit", recall_limit, Share)
 
     @property
     def eot_token_id(self) -> int:
@@ -89,7 +85,8 @@ class LogPastLM(TemplateLM):
             cpu_threads(thread_count(self.model.parameter_count())),
         ):
             nats = score(
-                self.model, store, self.model.window, self.model.history, self.batch_size, "document", self._device,
+                self.model, store, self.model.window, self.model.history, self.batch_size, "document",
+                self.model.table.weight.device,
                 progress=progress.update, recall=self.model.config.recall_form,
             )  # fmt: skip
         return np.split(nats, np.cumsum([len(document) for document in documents])[:-1])
@@ -135,11 +132,9 @@ class LogPastLM(TemplateLM):
         stream.push(self.tok_encode(context))
         allowed = torch.from_numpy(self.own_tokenizer.is_text)
         allowed[sorted(self.ends)] = True
-        steps = stream.sample(
-            [torch.Generator().manual_seed(0)],
-            float(settings.get("temperature", 1.0)) if settings.get("do_sample") else 0.0,
-            settings.get("top_k"), settings.get("top_p"), allowed,
-        )  # fmt: skip
+        temperature = float(settings.get("temperature", 1.0)) if settings.get("do_sample") else 0.0
+        sampling = Sampling(temperature, settings.get("top_k"), settings.get("top_p"), allowed)
+        steps = stream.sample([torch.Generator().manual_seed(0)], sampling)
         new = (row[0] for row in islice(steps, int(settings.get("max_gen_toks", MAX_TOKENS))))
         tokens = takewhile(lambda token: token not in self.ends, new)
         return "".join(until_stop(decode(tokens, self.own_tokenizer), [stop] if isinstance(stop, str) else stop))

@@ -78,7 +78,7 @@ def test_recall_finds_what_its_definition_says(document: int, offset: int, opene
     """Also that no match crosses the border of a document."""
     start = int(store.documents.start[document])
     token = start + offset
-    expected = naive.followers(store.tokens[start:token].tolist(), 3, [16, 64], store.tokenizer.size)
+    expected = naive.distribution(store.tokens[start:token].tolist(), 3, [16, 64], store.tokenizer.size)
     found = np.zeros_like(expected)
     for each in opened(f"componentsOf({token}).components.map((e) => ({{ ...e, copies: [...e.copies] }}))"):
         assert each["matches"] == expected[each["length"], each["bin"]].sum()

@@ -24,7 +24,8 @@ from logpast.models import (
     TransformerXLRecurrentMemoryConfig,
     build,
 )
-from logpast.models.stream import Stream, _sample
+from logpast.models.sampling import Sampling
+from logpast.models.stream import Stream
 from logpast.util.errors import UserError
 
 SIZES = {"window": 4, "layers": 2, "heads": 2, "width": 8, "vocabulary": 13}
@@ -175,40 +176,12 @@ def test_a_recurrent_model_reads_each_segment_of_a_conversation_once(monkeypatch
     assert lengths[3:] == [4, 2]
 
 
-def test_sampling() -> None:
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
-    randoms = [torch.Generator().manual_seed(seed) for seed in range(2000)]
-
-    def sampled(**how: float) -> list[int]:
-        settings = {"temperature": 1.0, "top_k": None, "top_p": None} | how
-        return _sample(logits.expand(2000, 4), **settings, randoms=randoms)  # type: ignore[arg-type]
-
-    assert set(sampled(temperature=0)) == {0}
-    assert set(sampled(top_k=2)) == {0, 1}
-    assert set(sampled(top_p=0.01)) == {0}
-    assert set(sampled(top_p=0.7)) == {0, 1}  # the first has only 0.64
-    assert set(sampled(top_k=3, top_p=0.7)) == {0, 1}
-    assert set(sampled(top_k=9)) == {0, 1, 2, 3}
-    shares = np.bincount(sampled(), minlength=4) / 2000
-    np.testing.assert_allclose(shares, logits.softmax(0), atol=0.04)
-    cold = np.bincount(sampled(temperature=0.5), minlength=4) / 2000
-    np.testing.assert_allclose(cold, (2 * logits).softmax(0), atol=0.04)
-
-
-def test_a_text_is_sampled_alike_alone_and_beside_others() -> None:
-    logits = torch.randn(5, 1000, generator=torch.Generator().manual_seed(0))
-    for how in ((1.0, None, None), (0.7, 20, None), (1.0, None, 0.9), (1.0, 20, 0.9)):
-        together = _sample(logits, *how, [torch.Generator().manual_seed(seed) for seed in range(5)])
-        alone = [_sample(row[None], *how, [torch.Generator().manual_seed(seed)]) for seed, row in enumerate(logits)]
-        assert together == [token for row in alone for token in row]
-
-
 def test_padding_and_end_of_text_are_never_sampled() -> None:
     torch.manual_seed(0)
     model = build(RecentConfig(slots=0, window=4, layers=1, heads=1, width=8, vocabulary=64))
     allowed = torch.ones(10, dtype=torch.bool)
     allowed[9] = False
-    tokens = Stream(model, 9).sample([torch.Generator()], temperature=5.0, allowed=allowed)
+    tokens = Stream(model, 9).sample([torch.Generator()], Sampling(5.0, allowed=allowed))
     assert max(next(tokens)[0] for _ in range(300)) == 8
     assert max(Stream(model, 9).generate(300, temperature=5.0, allowed=allowed.numpy())[0]) == 8
 
@@ -221,6 +194,7 @@ def test_first_id_that_is_pushed_again_is_not_doubled() -> None:
     expected.append([row[1:] for row in text])
     assert (stream.length, expected.length) == (4, 4)
     assert torch.equal(stream.logits(), expected.logits())
+    assert Stream(model, [12, 11]).batch == 2
     with pytest.raises(UserError, match="needs first"):
         model.stream()
 

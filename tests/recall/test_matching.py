@@ -19,7 +19,7 @@ def test_matches_are_those_of_the_definition(length: int) -> None:
     for row, query in np.ndindex(2, queries):
         found = np.stack([counts[row, query].numpy() for counts in by_candidate], axis=-1)
         stream = ids[row, : length - queries + query + 1].tolist()
-        assert np.array_equal(found, naive.followers(stream, 3, EDGES, 4))
+        assert np.array_equal(found, naive.distribution(stream, 3, EDGES, 4))
 
 
 @pytest.mark.parametrize("length", [1, 2, 9, 80])

@@ -7,7 +7,7 @@ STREAM = [0, 1, 0, 2, 0, 1]
 
 
 def test_followers_of_the_last_tokens_by_lag() -> None:
-    found = naive.followers(STREAM, orders=2, edges=[3, 6], vocabulary=3)
+    found = naive.distribution(STREAM, orders=2, edges=[3, 6], vocabulary=3)
     assert found[0].tolist() == [[1, 1, 1], [2, 1, 0]]  # lags 1 to 3: b, a, c; 4 to 6: a, b, a
     assert found[1].tolist() == [[0, 0, 0], [1, 0, 0]]
     assert found[2].tolist() == [[0, 0, 0], [1, 0, 0]]
@@ -21,11 +21,11 @@ def test_the_latest_follower_by_order() -> None:
 
 
 def test_lags_beyond_the_last_edge_do_not_count() -> None:
-    assert naive.followers(STREAM, 1, [3], 3)[1].sum() == 0
+    assert naive.distribution(STREAM, 1, [3], 3)[1].sum() == 0
 
 
 def test_a_missing_token_matches_nothing_and_is_no_candidate() -> None:
-    assert naive.followers([-1, 0, -1], 1, [9], 1).tolist() == [[[1]], [[0]]]
+    assert naive.distribution([-1, 0, -1], 1, [9], 1).tolist() == [[[1]], [[0]]]
 
 
 def test_counts_are_the_followers_of_each_prefix() -> None:

@@ -14,7 +14,7 @@ def test_matches_are_those_of_the_definition(edges: list[int], orders: int, know
     stream = [-1, *np.random.default_rng(0).integers(0, 3, 89).tolist()]
     past = Past(stream[:known], orders, edges, 3)
     for end in range(known, len(stream) + 1):
-        expected, found = naive.followers(stream[:end], orders, edges, 3), np.zeros((orders + 1, len(edges), 3), int)
+        expected, found = naive.distribution(stream[:end], orders, edges, 3), np.zeros((orders + 1, len(edges), 3), int)
         found[0] = past.everywhere
         for candidate, length, lag_bin in zip(*past.found, strict=True):
             found[1 : length + 1, lag_bin, candidate] += 1
@@ -33,7 +33,7 @@ def test_tokens_out_of_reach_are_dropped() -> None:
         past.append(token)
     assert len(past._ids) < 2000
     assert sum(map(len, past._positions.values())) < 2000
-    expected = naive.followers(stream, 2, [3, 30], 5)
+    expected = naive.distribution(stream, 2, [3, 30], 5)
     assert np.array_equal(past.counts(), expected.sum(-1))
     assert past.latest().tolist() == naive.latest(stream, 2, 30)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from logpast.memory.naive import embed
 from logpast.recall import Recall, RecallForm, index, matching, naive
 
 
@@ -34,7 +35,7 @@ def test_log_probabilities_are_those_of_the_definition_and_sum_to_one(
     mixed = recall.log_probs(hidden, own, torch.from_numpy(ids))
     torch.testing.assert_close(mixed.exp().sum(-1), torch.ones(2, 7).double(), rtol=0, atol=1e-12)
     for row, query in np.ndindex(2, 7):
-        found = naive.followers(ids[row, : 54 + query].tolist(), orders, edges, 6)
+        found = naive.distribution(ids[row, : 54 + query].tolist(), orders, edges, 6)
         matches = torch.from_numpy(found.sum(-1))
         weights = recall.log_weights(hidden[row, query], matches).exp()
         share = torch.from_numpy(found).double() / matches.clamp(min=1).unsqueeze(-1)
@@ -82,12 +83,12 @@ def test_gates_of_a_trained_model_start_open_for_long_matches(pretrained: bool, 
 
 def test_followers_add_nothing_at_first_then_a_map_of_their_embeddings() -> None:
     recall, table = Recall(3, RecallForm(9, orders=2, input=True)), torch.randn(5, 3)
-    followers = torch.tensor([[4, -1], [0, 2], [-1, -1]])
-    assert not recall.embed(table, followers).any()
+    followers = embed(table, torch.tensor([[4, -1], [0, 2], [-1, -1]]))
+    assert not recall.embed(followers).any()
     torch.nn.init.normal_(recall.input.weight)
     first, second = recall.input.weight.split(3, dim=1)
     expected = torch.stack([first @ table[4], first @ table[0] + second @ table[2], torch.zeros(3)])
-    torch.testing.assert_close(recall.embed(table, followers), expected)
+    torch.testing.assert_close(recall.embed(followers), expected)
 
 
 def test_gradients_are_finite_without_matches_and_with_an_impossible_target(recall: Recall) -> None:

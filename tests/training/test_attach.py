@@ -21,9 +21,9 @@ from logpast.ledger import row as ledger
 from logpast.ledger.results import results
 from logpast.models.hf.attach import attach_memory, load_attached, load_model, load_model_tokenizer
 from logpast.models.hf.export import export
-from logpast.training.attach import _split, attach
+from logpast.training.attach import _split, attach, choose_trained
 from logpast.util.errors import UserError
-from models.hf.tiny import save_tiny
+from models.hf.tiny import save_tiny, tiny
 
 pytest.importorskip("transformers")
 
@@ -99,10 +99,38 @@ def test_fine_tuned_model_is_compared_with_the_same_fine_tuning_without_memory(
 
 def test_control_without_recall_is_the_slots_as_plain_tokens(model: Path, repeated: Path, tmp_path: Path) -> None:
     """With a rate of 0 for the model, fine-tuning changes nothing, so the control is the model itself."""
-    how = SMALL | {"recall": 0, "model_learning_rate": 1e-30, "learning_rate": 10.0}
+    how = SMALL | {"recall": 0, "model_learning_rate": 0, "learning_rate": 10.0}
     scores = attach(str(model), str(repeated), tmp_path / "out", slots=9, train="all", **how)
     assert scores["control"]["nats_per_token"] == pytest.approx(scores["model"]["nats_per_token"], abs=1e-6)
     assert scores["memory"] == scores["own"] != scores["model"]
+
+
+def test_model_and_memories_are_trained_also_at_equal_rates(model: Path, repeated: Path, tmp_path: Path) -> None:
+    sizes, rates = {"window": 16, "recall": 200}, {"learning_rate": 0.01, "model_learning_rate": 0.01}
+    attach(str(model), str(repeated), tmp_path / "out", train="all", **SMALL | rates)
+    attached, before = load_attached(tmp_path / "out"), attach_memory(load_model(model), **sizes)
+    for part in ("recall", "model"):
+        now, then = (dict(getattr(each, part).named_parameters()) for each in (attached, before))
+        assert any(not torch.equal(value, then[name]) for name, value in now.items())
+
+
+@pytest.mark.parametrize(("family", "matrices"), [("llama", 4), ("gpt2", 2)])
+def test_adapters_are_those_of_attention(family: str, matrices: int) -> None:
+    pytest.importorskip("peft")
+    attached = attach_memory(tiny(family), window=16)
+    choose_trained(attached, "lora", 2, 0)
+    adapted = [name for name, _ in attached.named_modules() if name.endswith("lora_A.default")]
+    assert len(adapted) == 2 * matrices
+    assert all("attn" in name for name in adapted)
+
+
+def test_adapters_of_an_unknown_attention_are_refused() -> None:
+    pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "vocab_size": 97, "bos_token_id": 1}
+    attached = attach_memory(transformers.MptForCausalLM(transformers.MptConfig(**sizes)), window=16)
+    with pytest.raises(UserError, match="names of the attention of MptForCausalLM"):
+        choose_trained(attached, "lora", 2, 0)
 
 
 def test_without_a_validation_text_the_last_tenth_is_held_out(model: Path, repeated: Path, tmp_path: Path) -> None:
@@ -131,6 +159,7 @@ def test_eval_and_generate_take_the_folder(
     (row,) = ledger.read(rows)
     assert (row["recipe"]["model"]["system"], row["recipe"]["model"]["recall"]) == ("attached", 200)
     assert row["init_from"] == {"path": str(model)}
+    assert row["recipe"]["fit"]["train"] == "gates"
     assert len(results(["model.system=attached"], folder=tmp_path)) == 1
     assert "is not unseen text" not in capsys.readouterr().err
     evaluate(out, str(repeated), device="cpu")
@@ -200,6 +229,8 @@ def test_mistakes_are_one_line(model: Path, repeated: Path, tmp_path: Path, caps
     assert "too short" in error_of(capsys, "--model", model, "--data", tmp_path / "short.txt", *out)
     assert "--recall 0" in error_of(capsys, "--model", model, *text, *out, "--recall", 0)
     assert "batch_size must be at least 1" in error_of(capsys, "--model", model, *text, *out, "--batch_size", 0)
+    assert "seed must be at least 0" in error_of(capsys, "--model", model, *text, *out, "--seed", -1)
+    assert "learning_rate must be at least 0" in error_of(capsys, "--model", model, *text, *out, "--learning_rate", -1)
     sizes = {"num_layers": 1, "d_model": 16, "d_ff": 16, "num_heads": 2, "vocab_size": 50}
     transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(tmp_path / "t5")
     assert "no causal language model" in error_of(capsys, "--model", tmp_path / "t5", *text, *out)

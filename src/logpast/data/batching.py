@@ -173,7 +173,7 @@ class Windows:
         if not form.input:
             return (counts,)
         seen = ((before > 0) & (before <= length)).unsqueeze(-1)
-        return counts, torch.where(seen, followers[(begin + before - 1).clamp(0, len(table) - 1), : form.orders], -1)
+        return counts, torch.where(seen, followers[(begin + before - 1).clamp(0, len(table) - 1)], -1)
 
     def targets(self, index: int) -> slice:
         """The positions in the store of the tokens that window `index` is the first to predict."""
@@ -224,7 +224,10 @@ def _index_on(store: TokenStore, device: torch.device, streams: Streams, form: R
             stream[starts.to(tokens.device)] = 1
             stream = stream.cumsum(0)
         with progress_bar("finding matches for recall", len(tokens), visible=len(tokens) > CHUNK) as progress:
-            copies[key] = occurrences(_unsigned(tokens), stream, form.orders + 1, form.edges, progress.update)
+            followers = form.orders if form.input else 0
+            copies[key] = occurrences(
+                _unsigned(tokens), stream, form.orders + 1, form.edges, followers, progress.update
+            )
     return copies[key]
 
 

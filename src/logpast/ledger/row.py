@@ -127,11 +127,10 @@ ROW: TypeAdapter[Any] = TypeAdapter(schema.schema(_keys_below()))
 
 def row(checkpoint: Checkpoint, store: TokenStore, scores: dict[str, Any]) -> dict[str, Any]:
     """The row of a scored run: what was trained and scored, how to do it again, and the scores."""
-    from logpast.training.config import recorded_settings
     from logpast.util.environment import revision  # reading a ledger must not import torch
 
     state = checkpoint.state
-    settings = recorded_settings(checkpoint.config)
+    settings = checkpoint.recipe
     return {
         "schema": SCHEMA,
         "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),

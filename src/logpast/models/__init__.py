@@ -10,7 +10,7 @@ from logpast.models.baselines.recurrent_memory import (
 )
 from logpast.models.baselines.time_local import TimeLocalConfig, TimeLocalTransformer
 from logpast.models.baselines.transformer_xl import TransformerXL, TransformerXLConfig
-from logpast.models.decoder import Transformer, TransformerConfig, load_gpt2
+from logpast.models.decoder import Transformer, TransformerConfig
 from logpast.models.log_memory import LogMemoryConfig, LogMemoryTransformer
 from logpast.models.recent import RecentConfig, RecentTransformer
 from logpast.models.registry import SYSTEMS, build, config_from_dict, config_to_dict, known_system, system_of
@@ -44,6 +44,5 @@ __all__ = [
     "config_from_dict",
     "config_to_dict",
     "known_system",
-    "load_gpt2",
     "system_of",
 ]

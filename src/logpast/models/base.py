@@ -47,9 +47,9 @@ class ModelConfig:
     """rows of the embedding table; by default the tokenizer's size, rounded up to a multiple of 64"""
     recall: Count = 0
     """how many tokens back to look up what followed the last tokens before, to mix it into predictions; 0: no recall"""
-    recall_orders: Count = 4
+    recall_orders: Count = RecallForm.orders
     """the longest match that recall distinguishes, in tokens"""
-    recall_bins: PositiveInt = 4
+    recall_bins: PositiveInt = RecallForm.bins
     """log-spaced ranges of lags that recall distinguishes"""
     recall_input: bool = True
     """also add embeddings of the tokens that followed the latest matches to the model's input"""
@@ -65,7 +65,9 @@ class ModelConfig:
     def recall_form(self) -> RecallForm | None:
         if not self.recall:
             return None
-        return RecallForm(self.recall, self.recall_orders, self.recall_bins, self.recall_input)
+        return RecallForm(
+            self.recall, self.recall_orders, self.recall_bins, self.recall_input and self.recall_orders > 0
+        )
 
 
 class Recomputable(nn.Module):
@@ -133,8 +135,11 @@ class LanguageModel(nn.Module):
 
     def embed(self, tokens: Tensor, followers: Tensor | None = None) -> Tensor:
         """(…, d) embeddings of ids; with recall also of their followers (…, orders). An id below 0 adds nothing."""
-        x = embed(self.table.weight, tokens)
-        return x if followers is None else x + self.recall.embed(self.table.weight, followers)
+        x = self._embed(tokens)
+        return x if followers is None else x + self.recall.embed(self._embed(followers)).to(x.dtype)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return embed(self.table.weight, tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.table.weight)
@@ -206,8 +211,12 @@ class Recurrent(LanguageModel):
     @property
     def state_bytes(self) -> int:
         """Bytes to keep of a text to continue it: keys and values of the segment in float32, and the state."""
-        state = sum(value.numel() * value.element_size() for value in self.start(1).values())
-        return self._pair_bytes * self.config.window + state + self._recall_bytes
+        return self._pair_bytes * self.config.window + self.carried_bytes + self._recall_bytes
+
+    @property
+    def carried_bytes(self) -> int:
+        """Bytes of the state alone."""
+        return sum(value.numel() * value.element_size() for value in self.start(1).values())
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile `segment`, which is called once per segment."""

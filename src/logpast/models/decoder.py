@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from logpast.kernels.dispatch import add_linear_norm, gelu_linear, self_attention, split_heads
 from logpast.models.base import LanguageModel, ModelConfig, Recomputable
-from logpast.util.errors import UserError
 from logpast.util.precision import in_autocast
 from logpast.util.validation import Count
 
@@ -213,14 +212,3 @@ def rename_gpt2(state: dict[str, Tensor]) -> dict[str, Tensor]:
             # GPT-2 stores the weights of its linear layers transposed, but not its embeddings
             found[f"{block}{module}.{parts[3]}"] = weight.T if block and weight.ndim == 2 else weight
     return found
-
-
-def load_gpt2(model: Transformer, state: dict[str, Tensor]) -> None:
-    """Load the weights of a Hugging Face GPT-2 (its state_dict) into a model of the same sizes with slots = 0."""
-    weights = rename_gpt2(state)
-    for name, parameter in model.state_dict().items():
-        if name not in weights:
-            raise UserError(f"the GPT-2 weights have no {name}; is this a GPT-2 state_dict of these sizes?")
-        if weights[name].shape != parameter.shape:
-            raise UserError(f"{name} is {tuple(weights[name].shape)}, the model needs {tuple(parameter.shape)}")
-    model.load_state_dict(weights, strict=False)

@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from logpast.models.base import LanguageModel, Recurrent
 from logpast.models.decoder import KeyValueCache, Transformer
+from logpast.models.sampling import Sampling
 from logpast.recall import RecallForm, matching
 from logpast.recall.past import Past
 from logpast.util.errors import UserError
@@ -50,7 +51,7 @@ class Stream:
     Args:
         model: any of our models, or a pretrained one with a memory attached.
         first: the id that every text starts with: end-of-text. Or one per text.
-        batch: number of texts.
+        batch: number of texts; by default one for each id in `first`.
 
     Attributes:
         length: number of tokens so far, with the first one.
@@ -62,9 +63,11 @@ class Stream:
         self.past = max(model.history, form.reach + form.orders if form else 0)  # tokens needed before a window
         self._kept = model.window + self.past
         start = torch.as_tensor(first, dtype=torch.int32).reshape(-1, 1)
-        self._buffer = start.repeat(batch // len(start), 1).to(self._device)  # ends with the last tokens, ≥ `_kept`
+        start = start.expand(max(batch, len(start)), 1)
+        self._buffer = start.to(self._device, copy=True)  # ends with the last tokens, ≥ `_kept`
         self._free = 0  # columns at its end
-        self.read, self.carried = 0, model.start(batch) if isinstance(model, Recurrent) else {}  # tokens in the state
+        self.carried = model.start(self.batch) if isinstance(model, Recurrent) else {}
+        self.carried_tokens = 0  # that the state has read
         self._cached, self._cache = 0, KeyValueCache()  # tokens that the cache stands for
         self._indexed, self._pasts = 0, list[Past]()  # tokens that recall has indexed
         self._followers = list[NDArray[np.int64]]()  # (B, orders) of each of the last tokens
@@ -90,7 +93,7 @@ class Stream:
         piece = self.model.window if isinstance(self.model, Recurrent) else max(1, new.shape[1])
         for first in range(0, new.shape[1], piece):
             self._append(new[:, first : first + piece])
-            while isinstance(self.model, Recurrent) and self.length - self.read > self.model.window:
+            while isinstance(self.model, Recurrent) and self.length - self.carried_tokens > self.model.window:
                 self._read_segment(self.model)
 
     def _append(self, new: NDArray[np.int32]) -> None:
@@ -130,7 +133,7 @@ class Stream:
 
     def _logits(self) -> Tensor:
         if isinstance(self.model, Recurrent):
-            tokens, followers = self._inputs(self.read, self.length)
+            tokens, followers = self._inputs(self.carried_tokens, self.length)
             hidden, _, _ = self.model.segment(tokens, self.carried, followers)
         else:
             assert isinstance(self.model, Transformer)
@@ -147,43 +150,28 @@ class Stream:
         known = self._recalled(self.length - 1, self.length)
         return self.model.recall.log_probs(hidden.unsqueeze(1), log_probs.unsqueeze(1), known).squeeze(1)
 
-    def sample(
-        self,
-        randoms: Sequence[torch.Generator],
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        allowed: Tensor | None = None,
-    ) -> Iterator[list[int]]:
-        """Endlessly sample the next token of each text and append it.
+    def step(self, randoms: Sequence[torch.Generator], sampling: Sampling | None = None) -> tuple[list[int], Tensor]:
+        """Sample the next token of each text and append it.
 
         Args:
             randoms: one per text.
-            temperature, top_k, top_p: as in `logpast generate`.
-            allowed: (V,) bool, the tokens that may be sampled; by default all.
-        """
-        while True:
-            yield self.step(randoms, temperature, top_k, top_p, allowed)[0]
+            sampling: how; by default with all probabilities as they are.
 
-    def step(
-        self,
-        randoms: Sequence[torch.Generator],
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        allowed: Tensor | None = None,
-    ) -> tuple[list[int], Tensor]:
-        """One step of `sample`: the tokens, and the logits (B, V) that they were sampled from."""
+        Returns:
+            The tokens, and the logits (B, V) that they were sampled from.
+        """
         logits = self.logits()
         logits = logits if logits.is_cuda else logits.cpu()  # sampling takes float64, which MPS does not have
         if logits.isnan().any():
             raise UserError("the model's predictions are NaN: its training diverged; use an earlier checkpoint")
-        choices = logits
-        if allowed is not None:
-            choices = logits[:, : len(allowed)].masked_fill(~allowed.to(logits.device), -torch.inf)
-        sampled = _sample(choices, temperature, top_k, top_p, randoms)
+        sampled = (sampling or Sampling()).draw(logits, randoms)
         self.append([[token] for token in sampled])
         return sampled, logits
+
+    def sample(self, randoms: Sequence[torch.Generator], sampling: Sampling | None = None) -> Iterator[list[int]]:
+        """The tokens of one `step` after the other, without an end."""
+        while True:
+            yield self.step(randoms, sampling)[0]
 
     def generate(
         self,
@@ -196,12 +184,11 @@ class Stream:
     ) -> list[list[int]]:
         """Append this many sampled tokens to each text, and return them. Text i has the random numbers of seed + i.
 
-        `allowed` is (V,) bool, the ids that may be sampled: `tokenizer.is_text`. The others are as in `sample`.
+        `allowed` is (V,) bool, the ids that may be sampled: `tokenizer.is_text`. The others are as in `Sampling`.
         """
+        sampling = Sampling(temperature, top_k, top_p, None if allowed is None else torch.as_tensor(allowed))
         randoms = [torch.Generator().manual_seed(seed + number) for number in range(self.batch)]
-        chosen = None if allowed is None else torch.as_tensor(allowed)
-        steps = islice(self.sample(randoms, temperature, top_k, top_p, chosen), tokens)
-        return [list(row) for row in zip(*steps, strict=True)]
+        return [list(row) for row in zip(*islice(self.sample(randoms, sampling), tokens), strict=True)]
 
     def select(self, rows: Sequence[int]) -> Stream:
         """A stream whose text i is what text rows[i] is now: for beams, or for several continuations of one text."""
@@ -216,7 +203,7 @@ class Stream:
     def state(self) -> dict[str, Tensor]:
         """All that is needed to continue the texts later, as `from_state` does."""
         ids = self.tokens(max(0, self.length - self._kept), self.length)
-        lengths = torch.tensor([self.length, self.read])
+        lengths = torch.tensor([self.length, self.carried_tokens])
         return {"model": self._model_hash(), "ids": ids.cpu().clone(), "lengths": lengths} | {
             f"state.{name}": value for name, value in self.carried.items()
         }
@@ -230,9 +217,13 @@ class Stream:
         stream = cls(model, 0, len(ids))
         if state["model"].dtype != torch.uint8 or not torch.equal(state["model"], stream._model_hash()):
             raise UserError("the state is that of another model; give the model that it was saved with")
-        stream.length, stream.read = lengths.tolist()
+        stream.length, stream.carried_tokens = lengths.tolist()
         unread = range(1, model.window + 1) if isinstance(model, Recurrent) else [stream.length]
-        if stream.read < 0 or not 1 <= stream.length < 2**62 or stream.length - stream.read not in unread:
+        if (
+            stream.carried_tokens < 0
+            or not 1 <= stream.length < 2**62
+            or stream.length - stream.carried_tokens not in unread
+        ):
             raise UserError(f"its lengths {lengths.tolist()} are impossible; give a file that save wrote")
         if ids.shape[1] != min(stream.length, stream._kept):
             raise UserError(f"it has {ids.shape[1]} ids of {stream.length}; give a file that save wrote")
@@ -294,9 +285,9 @@ class Stream:
 
     @torch.no_grad()
     def _read_segment(self, model: Recurrent) -> None:
-        tokens, followers = self._inputs(self.read, self.read + model.window)
+        tokens, followers = self._inputs(self.carried_tokens, self.carried_tokens + model.window)
         _, self.carried, _ = model.segment(tokens, self.carried, followers)
-        self.read += model.window
+        self.carried_tokens += model.window
 
     def _inputs(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
         """The tokens (B, T) at these positions and, for recall, their followers (B, T, orders)."""
@@ -312,7 +303,7 @@ class Stream:
     def _index(self) -> None:
         """Index the new tokens for recall, and find the followers of those of the current window."""
         form, recurrent, window = self._form, isinstance(self.model, Recurrent), self.model.window
-        start = self.read if recurrent else (self.length - 1) // window * window
+        start = self.carried_tokens if recurrent else (self.length - 1) // window * window
         first = max(0, start - form.reach - form.orders)
         if start - self._indexed > ONE_BY_ONE * (start - first) or not self._pasts:
             rows = self._recalled(start, start).numpy()
@@ -340,37 +331,6 @@ class Stream:
 
 def _as_array(ids: Ids) -> NDArray[np.int32]:
     return np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids, np.int32)
-
-
-def _sample(
-    logits: Tensor,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    randoms: Sequence[torch.Generator],
-) -> list[int]:
-    """A token of each row of logits (B, V), drawn with the random numbers of the row's generator."""
-    if temperature < 1e-6:  # dividing by less could overflow
-        return logits.argmax(-1).tolist()
-    weights = (logits.double() / temperature).softmax(-1)
-    if top_k is not None:
-        least = weights.topk(min(top_k, weights.shape[1])).values[:, -1:]
-        weights = weights.masked_fill(weights < least, 0)
-    if top_p is not None and top_p < 1:
-        falling = _descending(weights)
-        least = falling.masked_fill(falling.cumsum(-1) - falling >= top_p, torch.inf).amin(-1, keepdim=True)
-        weights = weights.masked_fill(weights < least, 0)
-    sums = weights.cumsum(-1)
-    drawn = torch.cat([torch.rand(1, 1, dtype=torch.float64, generator=random) for random in randoms])
-    chosen = torch.searchsorted(sums, drawn.to(sums.device) * sums[:, -1:], right=True)  # never one of weight 0
-    return chosen[:, 0].tolist()
-
-
-def _descending(rows: Tensor) -> Tensor:
-    """The values of each row, sorted; on a CPU by NumPy, which takes a tenth of PyTorch's time."""
-    if rows.is_cuda:
-        return rows.sort(-1, descending=True).values
-    return torch.from_numpy(np.sort(rows.numpy())).flip(-1)
 
 
 def _hash(state: dict[str, Tensor]) -> Tensor:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from logpast.memory.naive import embed
 from logpast.recall import index, matching
 from logpast.recall.past import Past
 from logpast.util.precision import accumulation_dtype, full_precision
@@ -83,9 +82,9 @@ class Recall(nn.Module):
             self.input = nn.utils.skip_init(nn.Linear, form.orders * width, width, bias=False)
             nn.init.zeros_(self.input.weight)
 
-    def embed(self, table: Tensor, followers: Tensor) -> Tensor:
-        """(…, d), to add to the embedding of each token: a linear map of its followers' (…, orders) embeddings."""
-        embedded: Tensor = self.input(embed(table, followers).flatten(-2))
+    def embed(self, followers: Tensor) -> Tensor:
+        """(…, d), to add to the embedding of each token: a linear map of its followers' embeddings (…, orders, d)."""
+        embedded: Tensor = self.input(followers.to(self.input.weight.dtype).flatten(-2))
         return embedded
 
     def log_weights(self, hidden: Tensor, matches: Tensor) -> Tensor:

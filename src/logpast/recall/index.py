@@ -22,7 +22,7 @@ class Index(NamedTuple):
 
     Attributes:
         counts: (T, orders, bins) how many there are, by lag.
-        followers: (T, orders) the token after the latest of them; -1 if there is none.
+        followers: (T, up to orders) the token after the latest of them; -1 if there is none.
     """
 
     counts: Tensor
@@ -34,6 +34,7 @@ def occurrences(
     streams: Tensor,
     orders: int,
     edges: Sequence[int],
+    followers: int = 0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Index:
     """Earlier occurrences of the n-gram that ends at each position, in the same stream.
@@ -43,12 +44,13 @@ def occurrences(
         streams: (T,) number of each token's stream. Streams are contiguous.
         orders: n = 1 … orders.
         edges: bin r holds the lags above edges[r − 1] up to edges[r].
+        followers: find the tokens that followed for n = 1 … followers.
         progress: called with the number of tokens done.
     """
     widest = max(edge - before for edge, before in zip(edges, [0, *edges[:-1]], strict=True))
     dtype = torch.int16 if min(widest, len(tokens)) < 2**15 else torch.int32
     counts = torch.zeros(len(tokens), orders, len(edges), dtype=dtype, device=tokens.device)
-    index = Index(counts, torch.full((len(tokens), orders), -1, dtype=torch.int32, device=tokens.device))
+    index = Index(counts, torch.full((len(tokens), followers), -1, dtype=torch.int32, device=tokens.device))
     step = max(CHUNK, 4 * (edges[-1] + orders))
     for first in range(0, len(tokens), step):
         begin = max(0, first - edges[-1] - orders)
@@ -96,6 +98,7 @@ def _fill(index: Index, tokens: Tensor, streams: Tensor, edges: Sequence[int], s
             number = torch.where(keys >= 0, nearer - first, 0).to(index.counts.dtype)
             index.counts[:, order, bin_].index_copy_(0, position[wanted] - skip, number[wanted])
             nearer = first
-        has_match = wanted & (keys >= 0) & (first < rank)
-        follower = tokens[torch.roll(position, 1)[has_match] + 1]
-        index.followers[:, order].index_copy_(0, position[has_match] - skip, follower.to(index.followers.dtype))
+        if order < index.followers.shape[1]:
+            has_match = wanted & (keys >= 0) & (first < rank)
+            follower = tokens[torch.roll(position, 1)[has_match] + 1]
+            index.followers[:, order].index_copy_(0, position[has_match] - skip, follower.to(index.followers.dtype))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def followers(stream: Sequence[int], orders: int, edges: Sequence[int], vocabulary: int) -> NDArray[np.int64]:
+def distribution(stream: Sequence[int], orders: int, edges: Sequence[int], vocabulary: int) -> NDArray[np.int64]:
     """(orders + 1, bins, vocabulary): how often each token followed the last n tokens of the stream, by lag."""
     p = len(stream)  # the stream is s_1 … s_p: s_i is stream[i - 1]
     found = np.zeros((orders + 1, len(edges), vocabulary), np.int64)
@@ -46,7 +46,7 @@ def counts(stream: Sequence[int], orders: int, edges: Sequence[int]) -> NDArray[
     vocabulary = max(stream, default=0) + 1
     result = np.zeros((len(stream), 2, orders + 1, len(edges)), np.int64)
     for i, token in enumerate(stream):
-        found = followers(stream[:i], orders, edges, vocabulary)
+        found = distribution(stream[:i], orders, edges, vocabulary)
         if token >= 0:
             result[i] = found.sum(-1), found[..., token]
     return result

@@ -17,6 +17,7 @@ from torch import Tensor
 from logpast.data import Tokenizer
 from logpast.generation import UntilStop
 from logpast.models import LanguageModel
+from logpast.models.sampling import Sampling
 from logpast.models.stream import Stream
 from logpast.serving.engine import OutOfTime, Refused, Steps
 from logpast.util.errors import suggest
@@ -240,8 +241,9 @@ class Completions:
         """The piece of each unfinished choice, token by token."""
         randoms = [torch.Generator().manual_seed(request.seed + number) for number in range(len(choices))]
         allowed = torch.from_numpy(self.tokenizer.is_text)
+        sampling = Sampling(request.temperature, request.top_k, request.top_p, allowed)
         for _ in range(request.max_tokens):
-            tokens, logits = stream.step(randoms, request.temperature, request.top_k, request.top_p, allowed)
+            tokens, logits = stream.step(randoms, sampling)
             yield [
                 choice.add(self.tokenizer.decode_bytes([token]), self._logprobs(token, row, request.logprobs))
                 for choice, token, row in zip(choices, tokens, logits, strict=True)

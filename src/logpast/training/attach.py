@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -20,6 +21,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from logpast.data import Tokenizer, TokenStore, open_tokens
 from logpast.data.batching import Streams, Windows
@@ -37,27 +39,27 @@ from logpast.models.hf.attach import (
 )
 from logpast.training.checkpoint import Checkpoint
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
-from logpast.training.optimizer import freeze
+from logpast.training.optimizer import freeze, learning_rate
 from logpast.util.checksums import verify_folder, write_sums
 from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import Diverged, UserError
 from logpast.util.files import atomic_folder
 from logpast.util.progress import progress_bar
 from logpast.util.schema import parse_json, reading, schema, validate
-from logpast.util.validation import Count, PositiveInt, from_saved, validate_arguments
+from logpast.util.validation import Count, NonNegativeFloat, PositiveInt, Seed, from_saved, validate_arguments
 
 Train = Literal["gates", "slots", "lora", "all"]
 TRAINED = {"gates": ["recall"], "slots": ["recall", "memory"]}  # and the slots' scale; lora and all train these, too
 MODEL_RATE = {"lora": 3e-4, "all": 3e-5}
 GATES_TOKENS = 131_072  # their hidden states are kept in memory
 HELD_OUT = 0.1  # of a text without a validation text
-WARMUP = 10  # steps
-CLIP = 1.0
 UNKNOWN = "unknown"
 BATCH = 8  # windows to score at a time
 TRAINING = "training.json"  # what the memory was fitted on, for scores and their rows
-SAVED: TypeAdapter[dict[str, Any]] = TypeAdapter(schema({"settings": dict, "state": dict}))  # in that file
-LORA_MODULES = r".*\.(q_proj|k_proj|v_proj|o_proj|c_attn|c_proj)"  # attention, by Llama's and GPT-2's names
+SAVED: TypeAdapter[dict[str, Any]] = TypeAdapter(
+    schema({"settings": dict, "state": dict, "fit?": dict})
+)  # in that file
+LORA_MODULES = r".*\.(q_proj|k_proj|v_proj|o_proj|qkv_proj|query_key_value|c_attn|attn\.c_proj)"  # of attention
 
 Indices = NDArray[np.int64]
 Losses = Callable[[Indices], tuple[Tensor, Tensor]]  # of these windows: losses in nats, and which of them count
@@ -78,14 +80,14 @@ def attach(
     train: Train = "gates",
     steps: Count = 300,
     batch_size: PositiveInt = 8,
-    tokens: int | None = None,
-    learning_rate: float = 3e-3,
-    model_learning_rate: float | None = None,
+    tokens: PositiveInt | None = None,
+    learning_rate: NonNegativeFloat = 3e-3,
+    model_learning_rate: NonNegativeFloat | None = None,
     lora_rank: PositiveInt = 8,
     validation_tokens: PositiveInt = 65_536,
     streams: Streams = "document",
     save_model: bool | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     device: str = "auto",
     cache: Path | None = None,
 ) -> dict[str, Any]:
@@ -147,8 +149,11 @@ def attach(
         if len(part) < window:
             raise UserError(f"{name} is too short: {len(part)} tokens, less than a window; use more text")
     measure = partial(_score, store=held_out, streams=streams, device=on, limit=validation_tokens)
-    fit = Fit(store, streams, on, steps, batch_size, tokens or (GATES_TOKENS if train == "gates" else len(store)),
-               learning_rate, model_learning_rate or MODEL_RATE.get(train, 0.0), seed)  # fmt: skip
+    if tokens is None:
+        tokens = GATES_TOKENS if train == "gates" else len(store)
+    if model_learning_rate is None:
+        model_learning_rate = MODEL_RATE.get(train, 0.0)
+    fit = Fit(store, streams, on, steps, batch_size, tokens, learning_rate, model_learning_rate, seed)
     scores, started = {}, time.monotonic()
     if train != "gates":
         scores["model"] = measure(attached, "scoring the model")[1]
@@ -171,6 +176,8 @@ def attach(
         about = {
             "settings": {"train": data, "validation": validation, "streams": streams, "steps": steps,
                          "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed},
+            "fit": {"train": train, "tokens": min(tokens, len(store)), "model_learning_rate": model_learning_rate}
+                   | ({"lora_rank": lora_rank} if train == "lora" else {}),
             "state": {"step": steps, "total_steps": steps, "tokens": steps * batch_size * window, "best": None,
                       "seconds": round(time.monotonic() - started, 3), "parameters": attached.parameter_count(),
                       "data": text.identity, "validation_data": held_out_text and held_out_text.identity,
@@ -212,7 +219,13 @@ def choose_trained(attached: Attached, train: Train, rank: int, seed: int, memor
         torch.manual_seed(seed)
         peft = require("peft")
         config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=LORA_MODULES, task_type="CAUSAL_LM")
-        attached.model = peft.get_peft_model(attached.model, config)
+        try:
+            attached.model = peft.get_peft_model(attached.model, config)
+        except ValueError:  # no module has such a name
+            kind = type(attached.model).__name__
+            raise UserError(
+                f"train=lora does not know the names of the attention of {kind}; use another --train"
+            ) from None
     elif train in TRAINED:
         own = [name for name, _ in attached.named_children() if name in TRAINED[train]]
         freeze(attached, [f"!{name}" for name in own] + (["!scale"] if "memory" in own else []))
@@ -220,24 +233,24 @@ def choose_trained(attached: Attached, train: Train, rank: int, seed: int, memor
         freeze(attached, ["memory", "scale"])
 
 
-class Fit:
-    """Trains the chosen parameters of a model: AdamW, with a linear warm-up and a cosine decay to 0."""
+def optimizer_of(rate: float) -> OptimizerConfig:
+    """AdamW with a linear warm-up and a cosine decay to 0; its weight decay is of all parameters."""
+    return OptimizerConfig(rate, final_learning_rate=0, warmup_steps=10, weight_decay=0.01, beta2=0.999)
 
-    def __init__(
-        self,
-        store: TokenStore,
-        streams: Streams,
-        device: torch.device,
-        steps: int,
-        batch_size: int,
-        tokens: int,
-        rate: float,
-        model_rate: float,
-        seed: int,
-    ) -> None:
-        self.store, self.streams, self.device = store, streams, device
-        self.steps, self.batch_size, self.tokens, self.seed = steps, batch_size, tokens, seed
-        self.rates = {False: rate, True: model_rate}
+
+@dataclass(frozen=True)
+class Fit:
+    """Trains the chosen parameters of a model, as `optimizer_of` says."""
+
+    store: TokenStore
+    streams: Streams
+    device: torch.device
+    steps: int
+    batch_size: int
+    tokens: int
+    rate: float
+    model_rate: float
+    seed: int
 
     def __call__(self, attached: Attached, title: str) -> None:
         if not self.steps:
@@ -247,15 +260,14 @@ class Fit:
         random = np.random.default_rng(self.seed)
         chosen = random.permutation(len(windows))[: max(1, self.tokens // attached.window)]
         trained = [(name, p) for name, p in attached.named_parameters() if p.requires_grad]
-        by_rate = {
-            rate: [p for name, p in trained if name.startswith("model.") == own] for own, rate in self.rates.items()
-        }
-        optimizer = torch.optim.AdamW(
-            [{"params": some, "lr": rate} for rate, some in by_rate.items()], weight_decay=0.01
-        )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._decay)
-        gates_only = all(name.startswith("recall.") for name, _ in trained) and not (form and form.input)
-        attached.train(any(name.startswith("model.") for name, _ in trained))
+        how = optimizer_of(1.0)
+        of_model = [p for name, p in trained if name.startswith("model.")]
+        of_memory = [p for name, p in trained if not name.startswith("model.")]
+        groups = [{"params": of_memory, "lr": self.rate}, {"params": of_model, "lr": self.model_rate}]
+        optimizer = torch.optim.AdamW(groups, betas=(how.beta1, how.beta2), weight_decay=how.weight_decay)
+        schedule = LambdaLR(optimizer, partial(learning_rate, how, total=self.steps))
+        gates_only = all(name.startswith("recall.") for name, _ in trained)
+        attached.train(bool(of_model))
         losses = (
             self._from_states(attached, windows, chosen)
             if gates_only
@@ -268,16 +280,13 @@ class Fit:
                 loss = nats.sum() / scored.sum().clamp(min=1)
                 optimizer.zero_grad()
                 loss.backward()
-                nn.utils.clip_grad_norm_([p for _, p in trained], CLIP)
+                nn.utils.clip_grad_norm_([p for _, p in trained], how.clip)
                 optimizer.step()
                 schedule.step()
                 if not math.isfinite(value := float(loss.detach())):
                     raise Diverged(f"the loss is {value} after {step + 1} steps; lower the learning rates")
                 progress.update(step + 1, f"ppl {perplexity(value, 1):.2f}")
         attached.eval()
-
-    def _decay(self, step: int) -> float:
-        return min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
     def _from_batches(self, attached: Attached, windows: Windows, chosen: Indices) -> Losses:
         def losses(rows: Indices) -> tuple[Tensor, Tensor]:
@@ -306,8 +315,16 @@ class Fit:
         return losses
 
 
+@dataclass
 class AttachedCheckpoint(Checkpoint):
     """A folder that `attach` wrote, for `eval` and `generate`."""
+
+    fit: dict[str, Any]
+    """how it was fitted, in addition to the config"""
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return super().recipe | {"fit": self.fit}
 
     def load_model(self) -> Attached:
         return load_attached(self.path)
@@ -325,15 +342,15 @@ def open_attached(folder: Path) -> AttachedCheckpoint:
     settings: dict[str, Any] = {"train": UNKNOWN, "validation": None, "streams": "document", "steps": 1}
     state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "parameters": 0, "revision": UNKNOWN,
                              "data": {"name": UNKNOWN, "sha256": UNKNOWN}, "hardware": {}}  # fmt: skip
+    fit = dict[str, Any]()
     if (folder / TRAINING).is_file():
         with reading(f"{folder / TRAINING} is damaged", "delete it"):
             saved = validate(SAVED, parse_json((folder / TRAINING).read_text(encoding="utf-8")))
-            settings, state = settings | saved["settings"], state | saved["state"]
+            settings, state, fit = settings | saved["settings"], state | saved["state"], saved.get("fit", fit)
     data = DataConfig(**{name: settings.pop(name) for name in ("train", "validation", "streams")})
-    rate = settings.pop("learning_rate", 0.0)
-    optimizer = OptimizerConfig(learning_rate=rate, final_learning_rate=0, warmup_steps=WARMUP, weight_decay=0.01)
+    optimizer = optimizer_of(settings.pop("learning_rate", 0.0))
     settings |= {"run": folder, "data": data, "model": config, "optimizer": optimizer}
-    return AttachedCheckpoint(folder, state, from_saved(TrainConfig, settings))
+    return AttachedCheckpoint(folder, state, from_saved(TrainConfig, settings), fit)
 
 
 class WithAndWithoutRecall(nn.Module):

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from logpast.data import Tokenizer, load_tokenizer
 from logpast.models import LanguageModel, State, build
-from logpast.training.config import TrainConfig
+from logpast.training.config import TrainConfig, recorded_settings
 from logpast.training.devices import shard_like
 from logpast.util.checksums import SUMS, read_sums, sums_text, verify, write_sums
 from logpast.util.errors import UserError
@@ -83,6 +83,11 @@ class Checkpoint:
     @property
     def vocabulary(self) -> int | None:
         return self.config.model.vocabulary
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The settings that decided the result, for the ledger."""
+        return recorded_settings(self.config)
 
     def weights(self) -> dict[str, Tensor]:
         return self._load("model.safetensors")
@@ -298,8 +303,7 @@ def save_checkpoint(
             save_file(_on_cpu(moments), folder / "optimizer.safetensors")
         if carried is not None:
             save_file(_on_cpu(carried), folder / "carried.safetensors")
-        text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
-        (folder / "config.yaml").write_text(text, encoding="utf-8")
+        (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
         tokenizer.save(folder)
         (folder / "state.json").write_text(json.dumps(state, indent=2) + "\n")
         write_sums(folder)

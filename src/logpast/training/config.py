@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from pydantic import InstanceOf
 
 from logpast.data.batching import Streams
@@ -154,6 +155,10 @@ class TrainConfig:
         """Plain values, as in a recipe: what config.yaml holds."""
         values = asdict(self)
         return values | {"run": str(self.run), "model": config_to_dict(self.model)}
+
+    def to_yaml(self) -> str:
+        """The same as the text of config.yaml."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:

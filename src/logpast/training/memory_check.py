@@ -90,7 +90,7 @@ def min_scoring_memory(
 
 
 def measure(config: ModelConfig, tokens: int) -> tuple[LanguageModel, int, int]:
-    """The model with one layer and without memory; of the whole model, the parameters and the bytes of its state.
+    """The model with one layer, without data; of the whole model, the parameters and the bytes of its state.
 
     A UserError if a size of a tensor overflows.
     """
@@ -102,16 +102,13 @@ def measure(config: ModelConfig, tokens: int) -> tuple[LanguageModel, int, int]:
         if not is_out_of_memory(error):
             raise
         raise UserError(f"no memory is large enough for the model; lower {SIZES}") from None
-    # all layers are alike; there may be too many of them to build even without memory
+    # all layers are alike; there may be too many of them to build even without data
     parameters, state = (a + (config.layers - 1) * (b - a) for a, b in zip(first, second, strict=True))
     return one, parameters, state
 
 
 def _state_bytes(model: LanguageModel) -> int:
-    """Bytes of the state that a recurrent model carries for one row of a batch."""
-    if not isinstance(model, Recurrent):
-        return 0
-    return sum(value.numel() * value.element_size() for value in model.start(1).values())
+    return model.carried_bytes if isinstance(model, Recurrent) else 0
 
 
 def _check(what: str, parts: list[Part], device: torch.device) -> None:

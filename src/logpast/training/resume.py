@@ -199,8 +199,7 @@ def locked_run_dir(config: TrainConfig, resumed: Checkpoint | None) -> Iterator[
             if source.exists() and not best.exists():
                 with atomic_folder(best) as folder:
                     shutil.copytree(source, folder, dirs_exist_ok=True)
-        text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
-        atomic_write(config.run / "config.yaml", text)
+        atomic_write(config.run / "config.yaml", config.to_yaml())
         yield
 
 

@@ -81,7 +81,7 @@ class Attached(Transformer):
     @property
     def causal_lm(self) -> Any:
         """The model with a head, without the wrapper of `peft`."""
-        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        return without_adapters(self.model)
 
     @property
     def table(self) -> nn.Embedding:  # type: ignore[override]
@@ -100,12 +100,6 @@ class Attached(Transformer):
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         return 2 * 4 * self.config.layers * heads * size
-
-    def embed(self, tokens: Tensor, followers: Tensor | None = None) -> Tensor:
-        x = self._embed(tokens)
-        if followers is None:
-            return x
-        return x + self.recall.input(self._embed(followers).float().flatten(-2)).to(x.dtype)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """By the model's own module, because some models scale their embeddings."""
@@ -181,7 +175,7 @@ class Attached(Transformer):
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        adapters = hasattr(self.model, "get_base_model")
+        adapters = self.causal_lm is not self.model
         if adapters or save_model:
             self.model.save_pretrained(folder)
         about = {
@@ -194,6 +188,11 @@ class Attached(Transformer):
         save_file({name: value.detach().cpu().contiguous() for name, value in own.items()}, folder / WEIGHTS)
         (folder / SETTINGS).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         write_sums(folder)
+
+
+def without_adapters(model: Any) -> Any:
+    """A Hugging Face model without the wrapper of `peft`."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _is_token(x: Tensor) -> Tensor:
@@ -235,7 +234,7 @@ def attach_memory(
         The model with its memories. `detach_memory` gives the model back.
     """
     _check_decoder(model)
-    lm = model.get_base_model() if hasattr(model, "get_base_model") else model
+    lm = without_adapters(model)
     text = lm.config.get_text_config()
     if first_token is None:
         first_token = _first_token(text)
@@ -266,7 +265,7 @@ def _attach(model: Any, config: AttachedConfig, frozen: bool = True) -> Attached
             f"{sliding} only; use a window of at most {sliding - attached.slots}"
         )
     _check_logits(attached)
-    if frozen and not hasattr(model, "get_base_model"):
+    if frozen and without_adapters(model) is model:
         model.requires_grad_(False)
     return attached.train(model.training)
 
@@ -297,9 +296,9 @@ def load_attached(folder: str | Path, model: Any = None) -> Attached:
         if source == "":
             raise UserError(f"{folder} does not say where its model came from; give model=")
         model = load_model(folder if source is None else source)
-    if (folder / "adapter_config.json").is_file() and not hasattr(model, "get_base_model"):
+    if (folder / "adapter_config.json").is_file() and without_adapters(model) is model:
         model = require("peft").PeftModel.from_pretrained(model, folder)
-    lm = model.get_base_model() if hasattr(model, "get_base_model") else model
+    lm = without_adapters(model)
     if (size := tuple(lm.get_input_embeddings().weight.shape)) != (config.vocabulary, config.width):
         raise UserError(
             f"{folder} is for a model with embeddings of {(config.vocabulary, config.width)}, not {size}; give that one"
@@ -380,7 +379,7 @@ def _first_token(names: Any) -> int | None:
 
 
 def _check_decoder(model: Any) -> None:
-    lm = model.get_base_model() if hasattr(model, "get_base_model") else model
+    lm = without_adapters(model)
     config = getattr(lm, "config", None)
     head = lm.get_output_embeddings() if hasattr(lm, "get_output_embeddings") else None
     if head is None or config is None or getattr(config, "is_encoder_decoder", False):

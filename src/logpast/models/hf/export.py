@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
@@ -235,7 +234,7 @@ def _write_run(folder: Path, out: Path) -> None:
     if state["best"] and state["best"]["step"] != state["step"]:
         state["best"] = None  # another checkpoint, which is not there
     save_checkpoint(config, model.core.state_dict(), None, tokenizer, state)
-    text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+    text = config.to_yaml()
     atomic_write(out / "config.yaml", text)
 
 

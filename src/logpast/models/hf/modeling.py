@@ -133,7 +133,7 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
         """
         if not isinstance(core, Attached):
             return cls(LogPastConfig(model=core.config, **ids), core)
-        if hasattr(core.model, "get_base_model"):
+        if core.causal_lm is not core.model:
             raise UserError("merge the adapters first: attached.model = attached.model.merge_and_unload()")
         text = core.model.config.get_text_config()
         own: dict[str, Any] = {name: getattr(text, name, None) for name in ("eos_token_id", "pad_token_id")}
@@ -277,7 +277,8 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
         followers = None
         if form and form.input:
             rows = torch.arange(len(ids), device=ids.device).repeat_interleave(ids.shape[1])
-            followers = occurrences(known.flatten(), rows, form.orders, [form.reach]).followers.view(*ids.shape, -1)
+            index = occurrences(known.flatten(), rows, form.orders, [form.reach], form.orders)
+            followers = index.followers.view(*ids.shape, -1)
         if isinstance(core, Recurrent):
             state = core.start(len(ids)) if stream is None else stream.carried
             hidden, extra = _read_segments(core, ids, followers, start, state)
@@ -310,7 +311,7 @@ class LogPastForCausalLM(PreTrainedModel, GenerationMixin):
         before, begin, window = (0 if stream is None else stream.length), 0, self.core.window
         start = (before + new.shape[1] - keep) // window * window
         if isinstance(self.core, Recurrent):
-            start = 0 if stream is None else stream.read
+            start = 0 if stream is None else stream.carried_tokens
         if stream is not None:
             begin = min(before, max(0, start - stream.past))
             new = torch.cat([stream.tokens(begin, before).to(new), new], dim=1)
