@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from logpast.data.corpora import kjv_chapters
 from logpast.filters import FilterBank
-from logpast.recall.naive import followers
+from logpast.recall.naive import distribution
 from logpast.reporting.palette import AXIS, CONTROL, FAINT, INK, MEMORY, NEUTRAL, RECALL, SHADE
 from logpast.reporting.plots import write_plot
 from logpast.util.errors import UserError
@@ -128,7 +128,7 @@ def draw_recall(out: Path) -> None:
 def _draw_shares(axis: Any, text: list[str]) -> None:
     """How often each word followed, for the longest matches and for shorter ones."""
     vocabulary = sorted(set(text))
-    counts = followers([vocabulary.index(word) for word in text], ORDERS, EDGES, len(vocabulary)).sum(1)[2:]
+    counts = distribution([vocabulary.index(word) for word in text], ORDERS, EDGES, len(vocabulary)).sum(1)[2:]
     shown = np.argsort(-counts.sum(0), kind="stable")[: int((counts.sum(0) > 0).sum())][::-1]
     for row, which in enumerate(shown):
         left = 0
