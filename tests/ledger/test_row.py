@@ -3,7 +3,6 @@
 import json
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from logpast.data import TokenStore
 from logpast.ledger import row as ledger
 from logpast.ledger.row import FIELDS
 from logpast.models import build, config_from_dict
+from logpast.training.checkpoint import Checkpoint
 from logpast.training.config import TrainConfig
 from logpast.util.errors import UserError
 
@@ -74,11 +74,10 @@ def test_state_bytes_of_published_rows_are_those_of_the_models() -> None:
 
 def test_row_makes_a_valid_row(train_config: TrainConfig, store: TokenStore) -> None:
     state = {
-        "revision": "0", "parameters": 9, "tokens": 9, "seconds": 1.0, "data": store.identity,
+        "step": 3, "revision": "0", "parameters": 9, "tokens": 9, "seconds": 1.0, "data": store.identity,
         "validation_data": None, "hardware": {},
     }  # fmt: skip
-    checkpoint: Any = SimpleNamespace(state=state, config=train_config, step=3)
-    row = ledger.row(checkpoint, store, scored_row()["scores"] | {"checkpoint": "x"})
+    row = ledger.row(Checkpoint(Path("run"), state, train_config), store, scored_row()["scores"] | {"checkpoint": "x"})
     ledger.validate(row)
     assert set(row) <= {field.name for field in FIELDS}
     assert "checkpoint" not in row["scores"]
