@@ -27,6 +27,11 @@ the light from the darkness. And God called the light Day, and the darkness he c
 """
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("interpreter") and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("runs in Triton's interpreter: see tests/test_interpreter.py")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """For each process, those that tests start included: how a sum is shared out among threads shows in its bits."""
