@@ -31,7 +31,7 @@ from logpast.data import Tokenizer, open_tokens
 from logpast.evaluation.evaluate import find_other
 from logpast.evaluation.metrics import bootstrap
 from logpast.models import LanguageModel
-from logpast.models.sampling import Sampling
+from logpast.models.sampling import Sampling, generators
 from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_model
 from logpast.util.environment import describe, pick_device, revision
@@ -92,8 +92,9 @@ def continued(
     texts = prompts
     allowed = torch.ones(tokenizer.size, dtype=torch.bool)
     allowed[tokenizer.eot] = False
-    randoms = [torch.Generator().manual_seed(seed + number) for number in range(len(prompts))]
-    steps = stream.sample(randoms, Sampling(decoding["temperature"], top_p=decoding.get("top_p"), allowed=allowed))
+    steps = stream.sample(
+        generators(seed, len(prompts)), Sampling(decoding["temperature"], top_p=decoding.get("top_p"), allowed=allowed)
+    )
     with progress_bar("generating", tokens) as progress:
         for done, sampled in enumerate(islice(steps, tokens), 1):
             texts = [[*text, token] for text, token in zip(texts, sampled, strict=True)]

@@ -80,6 +80,14 @@ def test_a_recipe_may_be_given_again(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert parsed(monkeypatch, "--config", "small-cpu", *words).steps == 1
 
 
+def test_options_replace_what_a_recipe_may_not_hold_for_a_system(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = ["--config", "small-cpu", "--model", "time_local"]
+    assert parsed(monkeypatch, *train, "--model.sharpness", "4").model.sharpness == 4
+    assert "small-cpu: model.sharpness must be at most 16" in error_of(capsys, "train", *train)
+
+
 def test_options_refuse_what_their_type_does_not_allow(capsys: pytest.CaptureFixture[str]) -> None:
     train = ["train", "--config", "small-cpu"]
     assert "--steps must be at least 1" in error_of(capsys, *train, "--steps", "0")

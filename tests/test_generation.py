@@ -262,14 +262,32 @@ def test_a_long_text_shows_progress(
     assert re.search(r"reading .*book.txt, kB 2/3 .* tokens/s .* left", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as in most locales, and in the C locale
+def test_a_line_that_is_not_utf8_is_left_out_of_a_session(
+    trained: Path, errors: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for lines in (b"And\nab\xff\nGod\n", b"And\nGod\n"):
+        standard_input = io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8", errors=errors)
+        monkeypatch.setattr(sys, "stdin", standard_input)
+        texts.append(generate(trained, interactive=True, tokens=5))
+    assert texts[0] == texts[1]
+    assert capsys.readouterr().err.count("not UTF-8") == 1
+
+
+def test_a_text_that_is_read_is_not_replaced_by_the_state(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("And God")
+    for option in ("prompt_file", "follow"):
+        with pytest.raises(UserError, match=r"--save_state would replace .*text, which is read"):
+            generate(trained, **{option: tmp_path / "text"}, save_state=tmp_path / "text")  # type: ignore[arg-type]
+
+
 def test_input_that_is_not_utf8_is_reported(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for errors in ("strict", "surrogateescape"):  # as in most locales, and in the C locale
-        for options in ({"interactive": True}, {"prompt_file": "-"}):
-            monkeypatch.setattr(
-                sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff\n"), encoding="utf-8", errors=errors)
-            )
-            with pytest.raises(UserError, match=r"standard input.*(byte 0xff in position|at byte) 2"):
-                generate(trained, **options)  # type: ignore[arg-type]
+        standard_input = io.TextIOWrapper(io.BytesIO(b"ab\xff\n"), encoding="utf-8", errors=errors)
+        monkeypatch.setattr(sys, "stdin", standard_input)
+        with pytest.raises(UserError, match=r"standard input.*(byte 0xff in position|at byte) 2"):
+            generate(trained, prompt_file=Path("-"))
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UserError, match="standard input is closed"):
         generate(trained, prompt_file=Path("-"))

@@ -421,7 +421,7 @@ def _merged(system: str, recipes: list[tuple[str, dict[str, Any]]], given: dict[
     print_config = given.pop("print_config", "false") == "true"
     kinds, settings = setting_types(system), dict[str, Any]()
     options = {name: _value(f"--{name}", word, kinds[name]) for name, word in given.items()}
-    for later in (*(recipe_settings(recipe, system, file) for file, recipe in recipes), options):
+    for later in (*(recipe_settings(recipe, system, file, options) for file, recipe in recipes), options):
         if any(later.get(name) is not None for name in LENGTH):  # steps replace the epochs of an earlier recipe
             settings = {name: value for name, value in settings.items() if name not in LENGTH}
         settings |= later

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper, UnsupportedOperation
 from itertools import chain, islice, tee
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from logpast.data import Tokenizer, text_files
 from logpast.data.prepare import pieces_of
 from logpast.models import LanguageModel
-from logpast.models.sampling import Sampling
+from logpast.models.sampling import Sampling, generators
 from logpast.models.stream import Stream
 from logpast.training.checkpoint import find_model
 from logpast.util.environment import cpu_threads, pick_device, thread_count
@@ -107,11 +108,11 @@ def generate(
     if interactive and samples is not None:
         raise UserError("interactive cannot be used with samples")
     _check_files(prompt, prompt_file, follow, interactive)
-    ensure_all_writable({"--save_state": save_state})
+    ensure_all_writable({"--save_state": save_state}, prompt_file, follow)
     prompt = _valid_utf8(prompt) if prompt_file is None else "".join(_blocks(prompt_file))
     model, tokenizer = load(checkpoint, device, recall_limit)
     count = samples or 1
-    randoms = [torch.Generator().manual_seed(seed + number) for number in range(count)]
+    randoms = generators(seed, count)
     allowed = torch.from_numpy(tokenizer.is_text)  # no model of ours has learned when to predict end-of-text
     sampling = Sampling(temperature, top_k, top_p, allowed)
 
@@ -191,6 +192,9 @@ def _converse(
     """An interactive session. Returns its text, and the stream at its end."""
     started = stream.length > 1
     text, beginning = "", stream.state()
+    if isinstance(sys.stdin, TextIOWrapper):
+        with suppress(UnsupportedOperation):  # it has been read from
+            sys.stdin.reconfigure(errors="surrogateescape")  # so that a line that is not UTF-8 can be left out
     line = prompt or _read_line()
     while line is not None:
         before = stream.state()
@@ -302,7 +306,10 @@ def _read_line() -> str | None:
             import readline  # noqa: F401  arrow keys edit the line
     try:
         return _valid_utf8(input("> " if terminal and sys.stdout.isatty() else ""), "strict")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeError:
+        print("a line is left out, because it is not UTF-8; give it again", file=sys.stderr)
+        return _read_line()
+    except OSError as error:
         raise UserError(f"cannot read the prompt from standard input: {error}") from None
     except EOFError:
         if terminal:

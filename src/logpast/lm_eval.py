@@ -19,7 +19,7 @@ import torch
 from logpast.data import TokenStore
 from logpast.evaluation.scoring import score
 from logpast.generation import decode, load, until_stop
-from logpast.models.sampling import Sampling
+from logpast.models.sampling import Sampling, generators
 from logpast.models.stream import Stream
 from logpast.util.environment import cpu_threads, thread_count
 from logpast.util.errors import UserError
@@ -134,7 +134,7 @@ class LogPastLM(TemplateLM):
         allowed[sorted(self.ends)] = True
         temperature = float(settings.get("temperature", 1.0)) if settings.get("do_sample") else 0.0
         sampling = Sampling(temperature, settings.get("top_k"), settings.get("top_p"), allowed)
-        steps = stream.sample([torch.Generator().manual_seed(0)], sampling)
+        steps = stream.sample(generators(0, 1), sampling)
         new = (row[0] for row in islice(steps, int(settings.get("max_gen_toks", MAX_TOKENS))))
         tokens = takewhile(lambda token: token not in self.ends, new)
         return "".join(until_stop(decode(tokens, self.own_tokenizer), [stop] if isinstance(stop, str) else stop))

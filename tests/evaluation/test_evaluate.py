@@ -493,8 +493,9 @@ def test_wikitext_with_both_accountings(
 
 
 def test_saved_losses_to_compare_with_are_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--save_nats.*--against.*c\.npy"):
-        evaluate(tmp_path, "text", against=tmp_path / "c.npy", save_nats=tmp_path / "c.npy")
+    for options in ({"against": tmp_path / "c.npy"}, {"data": str(tmp_path / "c.npy")}):
+        with pytest.raises(UserError, match=r"--save_nats would replace .*c\.npy"):
+            evaluate(tmp_path, **{"data": "text"} | options, save_nats=tmp_path / "c.npy")
 
 
 # --- the ledger (logpast.ledger.row)

@@ -24,7 +24,7 @@ from logpast.models import (
     TransformerXLRecurrentMemoryConfig,
     build,
 )
-from logpast.models.sampling import Sampling
+from logpast.models.sampling import Sampling, generators
 from logpast.models.stream import Stream
 from logpast.util.errors import UserError
 
@@ -181,7 +181,7 @@ def test_padding_and_end_of_text_are_never_sampled() -> None:
     model = build(RecentConfig(slots=0, window=4, layers=1, heads=1, width=8, vocabulary=64))
     allowed = torch.ones(10, dtype=torch.bool)
     allowed[9] = False
-    tokens = Stream(model, 9).sample([torch.Generator()], Sampling(5.0, allowed=allowed))
+    tokens = Stream(model, 9).sample(generators(0, 1), Sampling(5.0, allowed=allowed))
     assert max(next(tokens)[0] for _ in range(300)) == 8
     assert max(Stream(model, 9).generate(300, temperature=5.0, allowed=allowed.numpy())[0]) == 8
 
@@ -199,10 +199,18 @@ def test_first_id_that_is_pushed_again_is_not_doubled() -> None:
         model.stream()
 
 
-@pytest.mark.parametrize("ids", [[1, 10**6], [-1]])
+@pytest.mark.parametrize("ids", [[1, 10**6], [-1], [2**32]])
 def test_ids_beyond_the_vocabulary_are_refused_and_change_nothing(ids: list[int]) -> None:
     stream = random_model(RecentConfig(slots=3, **SIZES)).stream(0)
     with pytest.raises(UserError, match=f"got .*{max(ids)}"):
+        stream.push(ids)
+    assert stream.length == 1
+
+
+@pytest.mark.parametrize("ids", [[0.5], "a text", [[1], [2], [3]], [[[1]]]], ids=str)
+def test_what_are_no_ids_of_these_texts_is_refused(ids: Any) -> None:
+    stream = Stream(random_model(SYSTEMS[0]), 12, batch=2)
+    with pytest.raises(UserError, match=r"whole numbers|must be \(T,\)"):
         stream.push(ids)
     assert stream.length == 1
 

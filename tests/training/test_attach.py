@@ -218,12 +218,43 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return line
 
 
+def test_folder_finds_its_model_from_another_folder(
+    model: Path, repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = shutil.copytree(model, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    attach("model", str(repeated), Path("out"), **SMALL)
+    monkeypatch.chdir("/")
+    evaluate(tmp_path / "out", str(repeated), device="cpu")
+    shutil.rmtree(copied)
+    with pytest.raises(UserError, match=r"the model of .*out was in .*model, which does not exist"):
+        load_attached(tmp_path / "out")
+
+
+@pytest.mark.parametrize("changes", [{"recall_orders": 3}, {"model": 5}, {"first_token": 10**6}, {"version": "a"}])
+def test_changed_settings_are_refused_in_words(model: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    attach_memory(load_model(model), window=16, recall=50).save_pretrained(tmp_path)
+    about = json.loads((tmp_path / "logpast.json").read_text())
+    (tmp_path / "logpast.json").write_text(json.dumps(about | changes))
+    (tmp_path / "SHA256SUMS").unlink()
+    with pytest.raises(UserError, match=r"recall\.|model|first_token|version"):
+        load_attached(tmp_path)
+
+
+def test_diverged_fit_is_not_saved(model: Path, repeated: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="lower the learning rates"):
+        attach(str(model), str(repeated), tmp_path / "out", **SMALL | {"learning_rate": 1e30})
+    assert not (tmp_path / "out").exists()
+
+
 def test_mistakes_are_one_line(model: Path, repeated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import transformers
 
     text, out = ["--data", repeated, "--window", 16], ["--out", tmp_path / "out"]
     (tmp_path / "there").mkdir()
     assert "there already exists" in error_of(capsys, "--model", model, *text, "--out", tmp_path / "there")
+    assert "cannot write" in error_of(capsys, "--model", "not looked at", *text, "--out", "/dev/null/out")
+    assert "is no model" in error_of(capsys, "--model", repeated, *text, *out)
     assert "nowhere" in error_of(capsys, "--model", tmp_path / "nowhere", *text, *out)
     (tmp_path / "short.txt").write_text("A few words.")
     assert "too short" in error_of(capsys, "--model", model, "--data", tmp_path / "short.txt", *out)

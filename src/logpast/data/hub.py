@@ -31,20 +31,19 @@ class Unreachable(Exception):
 
 def load(*dataset: str, split: str, stream: bool) -> Any:
     """A split of a dataset. Raises ImportError without the library `datasets`, else Unreachable."""
-    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    checking = in_thread(lambda: connection_problem(endpoint, int(time.monotonic() // 60)))
+    checking = in_thread(problem)
     import datasets  # takes a second, so the connection is checked meanwhile
 
     by_choice = datasets.config.HF_HUB_OFFLINE
-    problem = None if by_choice else checking.result()
+    unreachable = None if by_choice else checking.result()
     try:
-        with _offline(datasets.config, by_choice or problem is not None):
+        with _offline(datasets.config, by_choice or unreachable is not None):
             return datasets.load_dataset(*dataset, split=split, streaming=stream)
     except Exception as error:  # the hub and the network may raise anything
         if by_choice:
             setting = ", ".join(f"{name}={os.environ[name]}" for name in OFFLINE if name in os.environ)
             raise Unreachable(f"its offline mode is on, {setting}, and its cache has no copy") from error
-        raise Unreachable(problem or describe(error)) from error
+        raise Unreachable(unreachable or describe(error)) from error
 
 
 def describe(error: Exception) -> str:
@@ -60,6 +59,11 @@ def _offline(config: Any, offline: bool) -> Iterator[None]:
         yield
     finally:
         config.HF_HUB_OFFLINE = before
+
+
+def problem() -> str | None:
+    """Why the hub cannot be reached; None if it can."""
+    return connection_problem(os.environ.get("HF_ENDPOINT") or "https://huggingface.co", int(time.monotonic() // 60))
 
 
 @functools.lru_cache(maxsize=1)

@@ -92,7 +92,7 @@ def evaluate(
     Returns:
         The metrics defined in logpast.evaluation.metrics, with intervals over documents if there are at least 10.
     """
-    _check_options(save_nats, record, against, json)
+    _check_options(save_nats, record, against, json, data)
     found = find_model(checkpoint)
     with hidden_progress(quiet):
         store = open_tokens(data, found.load_tokenizer(), cache)
@@ -177,14 +177,14 @@ def _format(value: float) -> str:
     return f"{value:.4f}" if value < 1e9 else f"{value:.4g}"
 
 
-def _check_options(save_nats: Path | None, record: Path | None, against: Path | None, json: str | None) -> None:
+def _check_options(
+    save_nats: Path | None, record: Path | None, against: Path | None, json: str | None, data: str
+) -> None:
     if save_nats is not None and save_nats.suffix != ".npy":
         raise UserError(f"--save_nats must name a file that ends in .npy, got {save_nats}")
     if record is not None and record.suffix != ".jsonl":
         raise UserError(f"--record must name a ledger, a file that ends in .jsonl, got {record}")
-    if against is not None and save_nats is not None and against.resolve() == save_nats.resolve():
-        raise UserError(f"--save_nats would replace the file that --against reads, {against}; give another name")
-    ensure_all_writable({"--save_nats": save_nats, "--record": record, "--json": json})
+    ensure_all_writable({"--save_nats": save_nats, "--record": record, "--json": json}, against, data)
 
 
 def _scored_span(checkpoint: Checkpoint, store: TokenStore, accounting: Accounting) -> slice:

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pydantic import InstanceOf
 from torch import Tensor
+
+from logpast.util.errors import UserError
+from logpast.util.validation import NonNegativeFloat, PositiveInt, Share, validate_fields
+
+
+def generators(seed: int, number: int) -> list[np.random.Generator]:
+    """The random numbers of this many texts: text i has those of seed + i."""
+    return [np.random.default_rng(seed + text) for text in range(number)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,17 +25,22 @@ class Sampling:
 
     Args:
         temperature: logits are divided by it; 0 takes the most likely token.
-        top_k: draw from this many most likely tokens, and from those that are as likely as the last of them.
+        top_k: draw from this many most likely tokens.
         top_p: draw from the most likely tokens whose probabilities add up to this.
         allowed: (up to V,) bool, the ids that may be drawn; by default all.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    allowed: Tensor | None = None
+    temperature: NonNegativeFloat = 1.0
+    top_k: PositiveInt | None = None
+    top_p: Share | None = None
+    allowed: InstanceOf[Tensor] | None = None
 
-    def draw(self, logits: Tensor, randoms: Sequence[torch.Generator]) -> list[int]:
+    def __post_init__(self) -> None:
+        validate_fields(self)
+        if self.allowed is not None and not (self.allowed.dtype == torch.bool and self.allowed.any()):
+            raise UserError("allowed must be a bool for each id, true for at least one of them")
+
+    def draw(self, logits: Tensor, randoms: Sequence[np.random.Generator]) -> list[int]:
         """A token of each row of logits (B, V), by the row's own random numbers."""
         if self.allowed is not None:
             logits = logits[:, : len(self.allowed)].masked_fill(~self.allowed.to(logits.device), -torch.inf)
@@ -34,15 +48,15 @@ class Sampling:
             return logits.argmax(-1).tolist()
         weights = (logits.double() / self.temperature).softmax(-1)
         if self.top_k is not None:
-            least = weights.topk(min(self.top_k, weights.shape[1])).values[:, -1:]
-            weights = weights.masked_fill(weights < least, 0)
+            most, ids = weights.topk(min(self.top_k, weights.shape[1]))
+            weights = torch.zeros_like(weights).scatter(1, ids, most)
         if self.top_p is not None and self.top_p < 1:
             falling = _descending(weights)
             least = falling.masked_fill(falling.cumsum(-1) - falling >= self.top_p, torch.inf).amin(-1, keepdim=True)
             weights = weights.masked_fill(weights < least, 0)
         sums = weights.cumsum(-1)
-        drawn = torch.cat([torch.rand(1, 1, dtype=torch.float64, generator=random) for random in randoms])
-        chosen = torch.searchsorted(sums, drawn.to(sums.device) * sums[:, -1:], right=True)  # never one of weight 0
+        drawn = torch.tensor([[random.random()] for random in randoms], dtype=torch.float64, device=sums.device)
+        chosen = torch.searchsorted(sums, drawn * sums[:, -1:], right=True)  # never one of weight 0
         return chosen[:, 0].tolist()
 
 

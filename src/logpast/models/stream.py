@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from logpast.models.base import LanguageModel, Recurrent
 from logpast.models.decoder import KeyValueCache, Transformer
-from logpast.models.sampling import Sampling
+from logpast.models.sampling import Sampling, generators
 from logpast.recall import RecallForm, matching
 from logpast.recall.past import Past
 from logpast.util.errors import UserError
@@ -77,24 +77,34 @@ class Stream:
 
         The id that texts start with may come first, as Hugging Face's tokenizers put it; it is there already.
         """
-        new = _as_array(ids)
-        if self.length == 1 and new.shape[-1] and (new[..., 0] == self._buffer[:, 0].cpu().numpy()).all():
-            new = new[..., 1:]
+        new = self._rows(ids)
+        if self.length == 1 and new.size and (new[:, 0] == self._buffer[:, 0].cpu().numpy()).all():
+            new = new[:, 1:]
         self.append(new)
 
     def append(self, ids: Ids) -> None:
         """`push` without a look at the first id."""
-        new = _as_array(ids)
-        new = np.broadcast_to(new, (self.batch, new.shape[-1]))
-        vocabulary = self.model.table.num_embeddings
-        if new.size and not 0 <= new.min() <= new.max() < vocabulary:
-            raise UserError(f"ids must be from 0 to {vocabulary - 1}, got {new.min()} to {new.max()}; is it another "
-                            "model's tokenizer?")  # fmt: skip
+        new = self._rows(ids)
         piece = self.model.window if isinstance(self.model, Recurrent) else max(1, new.shape[1])
         for first in range(0, new.shape[1], piece):
             self._append(new[:, first : first + piece])
             while isinstance(self.model, Recurrent) and self.length - self.carried_tokens > self.model.window:
                 self._read_segment(self.model)
+
+    def _rows(self, ids: Ids) -> NDArray[np.int32]:
+        """Ids as an array (B, T)."""
+        new = np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids)
+        if new.size and new.dtype.kind not in "iu":
+            raise UserError(
+                f"ids must be whole numbers, got {new.dtype}; encode a text with the model's tokenizer first"
+            )
+        if new.ndim not in (1, 2) or (new.ndim == 2 and len(new) not in (1, self.batch)):
+            raise UserError(f"ids must be (T,) or ({self.batch}, T), got {new.shape}")
+        vocabulary = self.model.table.num_embeddings
+        if new.size and not 0 <= new.min() <= new.max() < vocabulary:
+            raise UserError(f"ids must be from 0 to {vocabulary - 1}, got {new.min()} to {new.max()}; is it another "
+                            "model's tokenizer?")  # fmt: skip
+        return np.broadcast_to(new.astype(np.int32), (self.batch, new.shape[-1]))
 
     def _append(self, new: NDArray[np.int32]) -> None:
         count = new.shape[1]
@@ -150,11 +160,13 @@ class Stream:
         known = self._recalled(self.length - 1, self.length)
         return self.model.recall.log_probs(hidden.unsqueeze(1), log_probs.unsqueeze(1), known).squeeze(1)
 
-    def step(self, randoms: Sequence[torch.Generator], sampling: Sampling | None = None) -> tuple[list[int], Tensor]:
+    def step(
+        self, randoms: Sequence[np.random.Generator], sampling: Sampling | None = None
+    ) -> tuple[list[int], Tensor]:
         """Sample the next token of each text and append it.
 
         Args:
-            randoms: one per text.
+            randoms: one per text, as `generators` makes them.
             sampling: how; by default with all probabilities as they are.
 
         Returns:
@@ -168,7 +180,7 @@ class Stream:
         self.append([[token] for token in sampled])
         return sampled, logits
 
-    def sample(self, randoms: Sequence[torch.Generator], sampling: Sampling | None = None) -> Iterator[list[int]]:
+    def sample(self, randoms: Sequence[np.random.Generator], sampling: Sampling | None = None) -> Iterator[list[int]]:
         """The tokens of one `step` after the other, without an end."""
         while True:
             yield self.step(randoms, sampling)[0]
@@ -187,8 +199,8 @@ class Stream:
         `allowed` is (V,) bool, the ids that may be sampled: `tokenizer.is_text`. The others are as in `Sampling`.
         """
         sampling = Sampling(temperature, top_k, top_p, None if allowed is None else torch.as_tensor(allowed))
-        randoms = [torch.Generator().manual_seed(seed + number) for number in range(self.batch)]
-        return [list(row) for row in zip(*islice(self.sample(randoms, sampling), tokens), strict=True)]
+        steps = islice(self.sample(generators(seed, self.batch), sampling), tokens)
+        return [list(row) for row in zip(*steps, strict=True)]
 
     def select(self, rows: Sequence[int]) -> Stream:
         """A stream whose text i is what text rows[i] is now: for beams, or for several continuations of one text."""
@@ -250,16 +262,16 @@ class Stream:
         sizes = f"{type(self.model).__name__} {self._kept} {self.model.window} {len(table)}".encode()
         return torch.frombuffer(bytearray(hashlib.sha256(sizes + some).digest()), dtype=torch.uint8)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the state to a file."""
         state = {name: value.contiguous() for name, value in self.state().items()}
-        atomic_write(path, save(state | {HASH: _hash(state)}))
+        atomic_write(Path(path), save(state | {HASH: _hash(state)}))
 
     @classmethod
-    def load(cls, model: LanguageModel, path: Path) -> Stream:
+    def load(cls, model: LanguageModel, path: str | Path) -> Stream:
         """The stream that was saved in a file, with the same model."""
         try:
-            state = load(path.read_bytes())
+            state = load(Path(path).read_bytes())
             saved = state.pop(HASH, None)  # early versions had none
             if saved is not None and not torch.equal(saved, _hash(state)):
                 raise UserError("it has changed since it was saved; restore it, or read the text again")
@@ -327,10 +339,6 @@ class Stream:
         """`tokens` for recall, to which the first of a text is missing."""
         tokens = self.tokens(start, stop)
         return tokens if start else tokens.masked_fill(torch.arange(stop, device=tokens.device) == 0, -1)
-
-
-def _as_array(ids: Ids) -> NDArray[np.int32]:
-    return np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids, np.int32)
 
 
 def _hash(state: dict[str, Tensor]) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from logpast.recall import index, matching
 from logpast.recall.past import Past
 from logpast.util.precision import accumulation_dtype, full_precision
+from logpast.util.validation import Count, PositiveInt, validate_fields
 
 __all__ = ["Recall", "RecallForm"]
 
@@ -35,10 +36,13 @@ class RecallForm:
         input: whether the model's input also has the embeddings of the tokens that followed the latest matches.
     """
 
-    reach: int
-    orders: int = 4
-    bins: int = 4
+    reach: PositiveInt
+    orders: Count = 4
+    bins: PositiveInt = 4
     input: bool = False
+
+    def __post_init__(self) -> None:
+        validate_fields(self)
 
     @property
     def edges(self) -> list[int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from logpast.data import Tokenizer
 from logpast.generation import UntilStop
 from logpast.models import LanguageModel
-from logpast.models.sampling import Sampling
+from logpast.models.sampling import Sampling, generators
 from logpast.models.stream import Stream
 from logpast.serving.engine import OutOfTime, Refused, Steps
 from logpast.util.errors import suggest
@@ -239,7 +239,7 @@ class Completions:
 
     def _generate(self, request: Request, stream: Stream, choices: list[Choice]) -> Iterator[list[Piece]]:
         """The piece of each unfinished choice, token by token."""
-        randoms = [torch.Generator().manual_seed(request.seed + number) for number in range(len(choices))]
+        randoms = generators(request.seed, len(choices))
         allowed = torch.from_numpy(self.tokenizer.is_text)
         sampling = Sampling(request.temperature, request.top_k, request.top_p, allowed)
         for _ in range(request.max_tokens):

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import torch
 from annotated_types import Ge, Le
 
 from logpast.generation import ensure_readable, load, open_stream
+from logpast.models.sampling import generators
 from logpast.util.environment import cpu_threads, thread_count
 from logpast.util.errors import UserError
 from logpast.util.signals import SIGHUP, handle_signals
@@ -98,7 +98,7 @@ def serve(
         threads = thread_count(model.parameter_count())
         with cpu_threads(threads):
             stream = open_stream(model, tokenizer, load_state, follow)
-            stream.select([0]).step([torch.Generator()])  # takes seconds once, and fails if the model diverged
+            stream.select([0]).step(generators(0, 1))  # takes seconds once, and fails if the model diverged
         completions = Completions(model, tokenizer, stream.state(), max_stored, max_prompt_tokens, max_tokens)
         engine = Engine(max_active, max_waiting, threads)
         api = Api(completions, engine, checkpoint.resolve().name, max_bytes, max_seconds, key)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Optional
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from logpast.training.optimizer import freeze, learning_rate
 from logpast.util.checksums import verify_folder, write_sums
 from logpast.util.environment import describe, pick_device, revision
 from logpast.util.errors import Diverged, UserError
-from logpast.util.files import atomic_folder
+from logpast.util.files import atomic_folder, ensure_writable
 from logpast.util.progress import progress_bar
 from logpast.util.schema import parse_json, reading, schema, validate
 from logpast.util.validation import Count, NonNegativeFloat, PositiveInt, Seed, from_saved, validate_arguments
@@ -56,9 +56,10 @@ HELD_OUT = 0.1  # of a text without a validation text
 UNKNOWN = "unknown"
 BATCH = 8  # windows to score at a time
 TRAINING = "training.json"  # what the memory was fitted on, for scores and their rows
-SAVED: TypeAdapter[dict[str, Any]] = TypeAdapter(
-    schema({"settings": dict, "state": dict, "fit?": dict})
-)  # in that file
+DATA = {"name": str, "sha256": str}
+SAVED: TypeAdapter[dict[str, Any]] = TypeAdapter(  # in that file
+    schema({"settings": dict, "state": {"data": DATA, "validation_data?": Optional[schema(DATA)]}, "fit?": dict})  # noqa: UP045
+)
 LORA_MODULES = r".*\.(q_proj|k_proj|v_proj|o_proj|qkv_proj|query_key_value|c_attn|attn\.c_proj)"  # of attention
 
 Indices = NDArray[np.int64]
@@ -137,6 +138,7 @@ def attach(
     out = Path(os.path.abspath(out))
     if os.path.lexists(out):
         raise UserError(f"{out} already exists: choose another --out, or delete it first")
+    ensure_writable(out)
     if not recall and (train == "gates" or not slots):
         raise UserError("without recall there are no gates to fit; leave out --recall 0, or add --slots and --train")
     on = pick_device(device)
@@ -168,24 +170,29 @@ def attach(
     fit(attached, "fitting")
     scores["memory"], scores["own"] = measure(attached, "scoring with memory")
     scores = {"model": scores["own"]} | scores
+    if not all(map(math.isfinite, scores.values())):
+        raise Diverged(f"the loss is {scores['memory']} after {steps} steps; lower the learning rates")
     result = {name: {"nats_per_token": nats, "ppl_token": perplexity(nats, 1)} for name, nats in scores.items()}
-    with atomic_folder(out) as folder:
-        attached.save_pretrained(folder, train == "all" if save_model is None else save_model)
-        save_model_tokenizer(model, folder)
-        (folder / "scores.json").write_text(json.dumps(result, indent=2) + "\n")
-        about = {
-            "settings": {"train": data, "validation": validation, "streams": streams, "steps": steps,
-                         "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed},
-            "fit": {"train": train, "tokens": min(tokens, len(store)), "model_learning_rate": model_learning_rate}
-                   | ({"lora_rank": lora_rank} if train == "lora" else {}),
-            "state": {"step": steps, "total_steps": steps, "tokens": steps * batch_size * window, "best": None,
-                      "seconds": round(time.monotonic() - started, 3), "parameters": attached.parameter_count(),
-                      "data": text.identity, "validation_data": held_out_text and held_out_text.identity,
-                      "init_from": {"path": model}, "revision": revision(), "hardware": describe(on)},
-        }  # fmt: skip
-        if steps:
-            (folder / TRAINING).write_text(json.dumps(about, indent=2) + "\n")
-        write_sums(folder)
+    try:
+        with atomic_folder(out) as folder:
+            attached.save_pretrained(folder, train == "all" if save_model is None else save_model)
+            save_model_tokenizer(model, folder)
+            (folder / "scores.json").write_text(json.dumps(result, indent=2) + "\n")
+            about = {
+                "settings": {"train": data, "validation": validation, "streams": streams, "steps": steps,
+                             "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed},
+                "fit": {"train": train, "tokens": min(tokens, len(store)), "model_learning_rate": model_learning_rate}
+                       | ({"lora_rank": lora_rank} if train == "lora" else {}),
+                "state": {"step": steps, "total_steps": steps, "tokens": steps * batch_size * window, "best": None,
+                          "seconds": round(time.monotonic() - started, 3), "parameters": attached.parameter_count(),
+                          "data": text.identity, "validation_data": held_out_text and held_out_text.identity,
+                          "init_from": {"path": model}, "revision": revision(), "hardware": describe(on)},
+            }  # fmt: skip
+            if steps:
+                (folder / TRAINING).write_text(json.dumps(about, indent=2) + "\n")
+            write_sums(folder)
+    except FileExistsError:
+        raise UserError(f"{out} was created by another process in the meantime; it was not changed") from None
     _print(result, attached, out)
     return result
 

@@ -5,6 +5,7 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from pathlib import Path
@@ -97,8 +98,13 @@ def _settings(system: str) -> dict[str, tuple[type, Field[Any]]]:
     }
 
 
-def recipe_settings(recipe: dict[str, Any], system: str, place: object) -> dict[str, Any]:
-    """The recipe as {model.slots: 5, …}, without the settings that only other systems have; types are checked."""
+def recipe_settings(
+    recipe: dict[str, Any], system: str, place: object, overridden: Container[str] = ()
+) -> dict[str, Any]:
+    """The recipe as {model.slots: 5, …}, without the settings that only other systems have, or that are overridden.
+
+    Types are checked.
+    """
     from logpast.models import SYSTEMS
 
     kinds = setting_types(system)
@@ -109,7 +115,11 @@ def recipe_settings(recipe: dict[str, Any], system: str, place: object) -> dict[
         raise UserError(f"{place}: {error}; remove one of the two") from None
     for key in found.keys() - kinds.keys():
         raise UserError(f"{place}: unknown key {key!r}; {suggest(key, list(kinds))}")
-    return {key: validate_value(f"{place}: {key}", value, kinds[key], text=True) for key, value in found.items()}
+    return {
+        key: validate_value(f"{place}: {key}", value, kinds[key], text=True)
+        for key, value in found.items()
+        if key not in overridden
+    }
 
 
 def config_from_settings(settings: dict[str, Any], system: str) -> TrainConfig:

@@ -148,8 +148,11 @@ def ensure_writable(file: Path) -> None:
         raise UserError(f"{file} may not be written to; choose another place")
 
 
-def ensure_all_writable(targets: dict[str, Path | str | None]) -> None:
-    """`ensure_writable` for the files that options name ("-" is standard output); no two may name the same file."""
+def ensure_all_writable(targets: dict[str, Path | str | None], *read: Path | str | None) -> None:
+    """`ensure_writable` for the files that options name ("-" is standard output).
+
+    No two may name the same file, and none a file that the command reads.
+    """
     options: dict[Path, str] = {}
     for option, target in targets.items():
         if target is None:
@@ -157,6 +160,8 @@ def ensure_all_writable(targets: dict[str, Path | str | None]) -> None:
         if (other := options.setdefault(Path(target).resolve(), option)) != option:
             raise UserError(f"{other} and {option} would both be written to {target}; give each its own place")
         if str(target) != "-":
+            if any(Path(target).resolve() == Path(file).resolve() for file in read if file is not None):
+                raise UserError(f"{option} would replace {target}, which is read; give another name")
             ensure_writable(Path(target))
 
 

@@ -198,7 +198,7 @@ def test_wrong_sources_are_named(run: Path, exported: Path, tmp_path: Path) -> N
     assert not out.exists()
 
 
-@pytest.mark.parametrize("damage", ["removed", "truncated", "incomplete"])
+@pytest.mark.parametrize("damage", ["removed", "truncated", "incomplete", "of another size"])
 def test_damaged_weights_are_refused(damage: str, exported: Path, tmp_path: Path) -> None:
     folder = tmp_path / "damaged"
     folder.mkdir()
@@ -208,6 +208,10 @@ def test_damaged_weights_are_refused(damage: str, exported: Path, tmp_path: Path
     if damage == "incomplete":
         kept = {name: value for name, value in load_file(weights).items() if "mlp_in" not in name}
         save_file(kept, weights, {"format": "pt"})
+    elif damage == "of another size":
+        config = json.loads((folder / "config.json").read_text())
+        config["model"]["window"] //= 2
+        (folder / "config.json").write_text(json.dumps(config))
     else:
         weights.write_bytes(weights.read_bytes()[:-100])
     if damage == "removed":

@@ -12,18 +12,21 @@ does.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from logpast.data import hub
 from logpast.data.tokenizers import Pretrained
 from logpast.memory import LogMemory
 from logpast.models.decoder import KeyValueCache, Transformer
@@ -32,11 +35,12 @@ from logpast.models.log_memory import LogMemoryConfig
 from logpast.recall import Recall
 from logpast.util.checksums import verify_folder, write_sums
 from logpast.util.errors import UserError
-from logpast.util.schema import parse_json
-from logpast.util.validation import from_saved
+from logpast.util.schema import parse_json, schema, validate
+from logpast.util.validation import Count, from_saved
 
 SETTINGS, WEIGHTS = "logpast.json", "logpast.safetensors"
 FORMAT, VERSION = "logpast attached memory", 1
+SAVED: TypeAdapter[Any] = TypeAdapter(schema({"format": str, "version": int, "model": Optional[str]}))  # noqa: UP045
 LOGITS = 2**26  # computed at once, which bounds the memory needed
 
 
@@ -46,8 +50,13 @@ class AttachedConfig(LogMemoryConfig):
 
     sink: bool = True
     """whether the first token of a text stays in front of every window"""
-    first_token: int | None = None
+    first_token: Count | None = None
     """the id that every text starts with"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.first_token or 0) >= (self.vocabulary or 1):
+            raise UserError(f"first_token is {self.first_token}, but the model has only {self.vocabulary} tokens")
 
 
 class Attached(Transformer):
@@ -295,7 +304,7 @@ def load_attached(folder: str | Path, model: Any = None) -> Attached:
     if model is None:
         if source == "":
             raise UserError(f"{folder} does not say where its model came from; give model=")
-        model = load_model(folder if source is None else source)
+        model = load_model(_found(source, folder))
     if (folder / "adapter_config.json").is_file() and without_adapters(model) is model:
         model = require("peft").PeftModel.from_pretrained(model, folder)
     lm = without_adapters(model)
@@ -304,11 +313,22 @@ def load_attached(folder: str | Path, model: Any = None) -> Attached:
             f"{folder} is for a model with embeddings of {(config.vocabulary, config.width)}, not {size}; give that one"
         )
     attached = _attach(model, config)
-    missing, unknown = attached.load_state_dict(weights, strict=False)
-    missing = [name for name in missing if not name.startswith("model.")]
-    if missing or unknown:
-        raise UserError(f"{folder / WEIGHTS} does not fit {SETTINGS}: {', '.join([*missing, *unknown])}; save it again")
+    own = {name: value for name, value in attached.state_dict().items() if not name.startswith("model.")}
+    if wrong := [name for name in own.keys() | weights.keys() if _shape(own, name) != _shape(weights, name)]:
+        raise UserError(f"{folder / WEIGHTS} does not fit {SETTINGS}: {', '.join(sorted(wrong))}; save it again")
+    attached.load_state_dict(weights, strict=False)
     return attached
+
+
+def _found(source: str | None, folder: Path) -> str | Path:
+    """Where the model of a folder is."""
+    if source is not None and os.path.isabs(source) and not os.path.exists(source):
+        raise UserError(f"the model of {folder} was in {source}, which does not exist; put it back, or attach again")
+    return folder if source is None else source
+
+
+def _shape(tensors: dict[str, Tensor], name: str) -> torch.Size | None:
+    return tensors[name].shape if name in tensors else None
 
 
 def read_settings(folder: Path) -> tuple[AttachedConfig, str | None]:
@@ -317,6 +337,7 @@ def read_settings(folder: Path) -> tuple[AttachedConfig, str | None]:
         raise UserError(f"{folder} has no {SETTINGS}; give a folder that save_pretrained or `logpast attach` wrote")
     try:
         about = parse_json((folder / SETTINGS).read_text(encoding="utf-8"), finite=False)
+        validate(SAVED, about)
         if about.pop("format") != FORMAT:
             raise ValueError("it is of another format")
         if (version := about.pop("version")) > VERSION:
@@ -333,7 +354,7 @@ def load_model(source: str | Path, **options: Any) -> Any:
     if str(source).endswith(".gguf"):
         options |= {"quantization_config": transformers.GgufConfig(dequantize=True)}
     model = _from_pretrained(transformers.AutoModelForCausalLM, source, **options)
-    model.config.name_or_path = str(source)
+    model.config.name_or_path = os.path.abspath(source) if os.path.exists(source) else str(source)
     return model
 
 
@@ -356,15 +377,20 @@ def save_model_tokenizer(source: str | Path, folder: Path) -> None:
 
 def _from_pretrained(auto: Any, source: str | Path, **options: Any) -> Any:
     path = Path(source)
+    if path.is_file() and path.suffix != ".gguf":
+        raise UserError(f"{source} is no model; give a folder, a .gguf file, or OWNER/NAME on the hub")
     if not path.exists() and (path.is_absolute() or len(path.parts) != 2 or str(source).startswith(".")):
         raise UserError(f"{source} does not exist; give a folder, a .gguf file, or OWNER/NAME on the hub")
     if path.suffix == ".gguf":
         source, options = path.parent, {**options, "gguf_file": path.name}
     kind = "tokenizer" if "Tokenizer" in auto.__name__ else "causal language model"
+    unreachable = None if path.exists() else hub.problem()
     try:
+        if unreachable:  # transformers would try for a minute
+            source = require("huggingface_hub").snapshot_download(str(source), local_files_only=True)
         return auto.from_pretrained(str(source), **options)
     except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:  # all of them come from bad folders
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = unreachable or (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"no {kind} could be loaded from {path}: {reason}") from error
 
 

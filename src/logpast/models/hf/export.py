@@ -246,7 +246,7 @@ def _load_hf(folder: Path) -> LogPastForCausalLM:
         raise UserError(f"{file}: model_type is {kind!r}, and only {LogPastConfig.model_type!r} can become a run")
     try:
         loaded: Any = LogPastForCausalLM.from_pretrained(folder, output_loading_info=True)
-    except (OSError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(f"the weights in {folder} cannot be read: {' '.join(str(error).split())[:200]}") from None
     model: LogPastForCausalLM = loaded[0]
     found = loaded[1]
