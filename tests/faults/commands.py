@@ -26,7 +26,7 @@ from logpast.training.log import read_log
 
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload([
-    "lightning.fabric.strategies", "tensorboard", "logpast.analysis.analyze", "logpast.evaluation.evaluate",
+    "lightning_fabric.strategies", "tensorboard", "logpast.analysis.analyze", "logpast.evaluation.evaluate",
     "logpast.generation", "logpast.ledger.results", "logpast.training.attach", "logpast.training.loop",
 ])  # fmt: skip
 TIMES = 5

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
-from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy
+from lightning_fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
 from safetensors.torch import load_file
 
 from logpast.cli import main

@@ -21,7 +21,7 @@ from logpast.training.config import TrainConfig
 from logpast.util.errors import UserError
 
 if TYPE_CHECKING:
-    from lightning.fabric.plugins.environments import ClusterEnvironment
+    from lightning_fabric.plugins.environments import ClusterEnvironment
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -57,7 +57,7 @@ def with_launcher(config: TrainConfig, launcher: Launcher | None) -> TrainConfig
 
 def fabric_settings(config: TrainConfig, launcher: Launcher | None) -> dict[str, Any]:
     """What Fabric needs to know about devices."""
-    from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy
+    from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
 
     nodes = launcher.nodes if launcher else 1
     strategy: Any = "auto"
@@ -74,7 +74,7 @@ def fabric_settings(config: TrainConfig, launcher: Launcher | None) -> dict[str,
 
 def environment(launcher: Launcher | None) -> ClusterEnvironment:
     """Where Fabric finds the ranks. Left to itself, it would wait for other processes in any script of a Slurm job."""
-    from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
+    from lightning_fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 
     known = {"torchrun": TorchElasticEnvironment, "srun": SLURMEnvironment}
     return known[launcher.name]() if launcher else LightningEnvironment()

@@ -26,13 +26,13 @@ from logpast.util.environment import describe, revision
 from logpast.util.errors import UserError
 
 if TYPE_CHECKING:
-    from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
 
 def make_fabric(config: TrainConfig, launcher: Launcher | None = None) -> Fabric:
     """Lightning Fabric for the devices and the precision of a run, with its processes started."""
-    from lightning.fabric import Fabric  # takes seconds to import, so only where it is used
-    from lightning.fabric.plugins.precision import DoublePrecision, MixedPrecision, Precision
+    from lightning_fabric import Fabric  # takes seconds to import, so only where it is used
+    from lightning_fabric.plugins.precision import DoublePrecision, MixedPrecision, Precision
 
     class Mixed(MixedPrecision):
         """Does not cast inputs: they are token ids, and a carried state that must keep its precision."""
