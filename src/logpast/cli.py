@@ -4,7 +4,6 @@ Nothing slow is imported before a command is chosen.
 
 from __future__ import annotations
 
-import _thread
 import argparse
 import errno
 import importlib
@@ -161,7 +160,9 @@ def _interrupt(number: int) -> None:
 def _deliver_again(problem: sys.UnraisableHookArgs) -> None:
     """Python drops an exception that is raised in a destructor or a callback. Ctrl-C must not be lost there."""
     if issubclass(problem.exc_type, KeyboardInterrupt):
-        threading.Timer(0.01, _thread.interrupt_main).start()  # raised at once, it would be dropped again
+        main_thread = threading.main_thread().ident  # where the signal also ends a wait
+        again = threading.Timer(0.01, signal.pthread_kill, [main_thread, signal.SIGINT])
+        again.start()  # raised at once, it would be dropped again
     else:
         sys.__unraisablehook__(problem)
 
