@@ -114,7 +114,7 @@ def attach(
         slots: L, positions before the window. Each holds one token and, once trained, a part of the compressed past.
         sharpness: k of the memory's filters.
         sink: keep the first token of a text in front of every window.
-        recall_orders: the longest match that the gates tell apart, in tokens.
+        recall_orders: the longest match that the gates distinguish, in tokens.
         train: gates fits recall only. slots also fits the norm and the scale of the slots. lora also trains adapters of
             the attention, with peft. all also trains the whole model.
         steps: number of training steps. With 0 the gates stay as they start: a smaller gain, but facts
