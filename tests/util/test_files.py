@@ -183,7 +183,8 @@ def test_two_options_must_not_name_the_same_file(tmp_path: Path) -> None:
 
 def test_remove_folder_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
-    remove_folder(tmp_path / "a")
+    for _ in range(2):  # another process may have done it
+        remove_folder(tmp_path / "a")
     assert not list(tmp_path.iterdir())
 
 

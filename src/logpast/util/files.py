@@ -166,8 +166,9 @@ def ensure_all_writable(targets: dict[str, Path | str | None], *read: Path | str
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder in one step: rename it, then delete it."""
-    shutil.rmtree(folder.rename(temporary_path(folder)), ignore_errors=True)
+    """Remove a folder in one step, if it exists: rename it, then delete it."""
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder.rename(temporary_path(folder)), ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:
