@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 
 from logpast.data.prepare import prepare
 from logpast.models import TransformerXLConfig
+from logpast.training import loop
 from logpast.training.checkpoint import (
     FOR_TRAINING,
     drop_optimizer_state,
@@ -38,6 +40,26 @@ def test_the_best_checkpoint_is_kept_and_old_ones_are_deleted(train_config: Trai
     assert steps[-1] == 30
     assert find_checkpoint(config.run).step == state["best"]["step"]
     assert find_checkpoint(config.run, "latest").step == 30
+
+
+def test_no_checkpoint_gets_into_a_run_that_replaces_this_one(
+    train_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if that happens while this one is about to be saved."""
+    other = replace(train_config, run=train_config.run.with_name("other"), steps=3, seed=1)
+    train(other)
+    files = sorted(other.run.rglob("*"))
+
+    def moments(*_: Any) -> dict[str, Any]:
+        train_config.run.rename(train_config.run.with_name("moved"))
+        other.run.rename(train_config.run)
+        return {}
+
+    monkeypatch.setattr(loop, "moments_of", moments)
+    with pytest.raises(UserError, match=f"{train_config.run} was deleted or replaced"):
+        train(replace(train_config, steps=2))
+    train_config.run.rename(other.run)
+    assert sorted(other.run.rglob("*")) == files
 
 
 def flip(file: Path) -> None:

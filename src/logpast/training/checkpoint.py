@@ -294,10 +294,16 @@ def save_checkpoint(
     tokenizer: Tokenizer,
     state: dict[str, Any],
     carried: State | None = None,
+    check: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write the checkpoint of state["step"], then delete all but the best and the latest `config.keep`."""
+    """Write the checkpoint of state["step"], then delete all but the best and the latest `config.keep`.
+
+    `check` raises if `config.run` is no longer the folder of this run. It is called when the checkpoint has a temporary
+    folder there: what replaces the run folder after that does not have it, so nothing can get into another run.
+    """
     run = config.run
     with atomic_folder(checkpoint_path(run, state["step"])) as folder:
+        check()
         save_file(_on_cpu(weights), folder / "model.safetensors")
         if moments is not None:
             save_file(_on_cpu(moments), folder / "optimizer.safetensors")

@@ -269,7 +269,7 @@ class Run:
         weights = gather(self.bare.state_dict(), keep=self.leads)
         moments = gather(moments_of(self.bare, self.optimizer), keep=self.leads)
         if self.leads:
-            save_checkpoint(self.config, weights, moments, self.tokenizer, self.state, carried)
+            save_checkpoint(self.config, weights, moments, self.tokenizer, self.state, carried, check=self.log.state)
         self.saved = self.done
         self.fabric.barrier()
 
