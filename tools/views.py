@@ -473,24 +473,26 @@ def _recall_loss(results: Path) -> str:
     return as_markdown(Table(heads, rows))
 
 
-def _recall_windows(results: Path) -> str:
-    """One row per window length and seed: losses of control and recall on both test texts."""
-    losses: dict[tuple[str, str], dict[str, float]] = {}
-    for file in ("sweep-recall-windows", "recall-windows-in-domain"):
-        for row in _rows(results, file):
-            window, system, seed = row["run"].split("-")
-            column = f"{row['test_data']['name']}, {system}"
-            losses.setdefault((window, seed[-1]), {})[column] = math.log(row["scores"]["ppl_token"])
+def _recall_windows(results: Path, files: Sequence[str]) -> str:
+    """One row per window length and seed: losses without and with recall on both test texts."""
+    losses: dict[tuple[str, str, str], dict[tuple[str, bool], float]] = {}
+    for row in (row for file in files for row in _rows(results, file)):
+        if row["train_data"]["name"].startswith("wiki22k"):
+            model = row["recipe"]["model"]
+            window = f"{model['window']}, k200" if model["system"] == "log_memory" else str(model["window"])
+            key = window, f"{row['train_tokens'] / 1e6:.0f}M", str(row["seed"])
+            column = row["test_data"]["name"], bool(model.get("recall"))
+            losses.setdefault(key, {})[column] = math.log(row["scores"]["ppl_token"])
     rows = []
-    for (window, seed), found in losses.items():
-        line = [f"256, {window}" if window == "k200" else window, seed]
+    for key, found in losses.items():
+        line = [*key]
         for text in ("wikitext103:test", "wiki22k:test"):
-            control, recall = found[f"{text}, control"], found[f"{text}, recall"]
+            control, recall = found[text, False], found[text, True]
             line += [f"{control:.4f}", f"{recall:.4f}", f"{recall - control:+.4f}"]
         rows.append(line)
     texts = ("WikiText-103 test", "wiki22k:test")
     heads = [f"{text}, {what}" for text in texts for what in ("control", "recall", "difference")]
-    return as_markdown(Table(["window", "seed", *heads], rows))
+    return as_markdown(Table(["window", "trained on", "seed", *heads], rows))
 
 
 def _recall_price(results: Path) -> str:
@@ -864,6 +866,7 @@ VIEWS: dict[str, View] = {
     "adaptive-books": _adaptive_books,
     "attach-gates": _attach_gates,
     "repetition": partial(_repetition, files=["repetition_cpu", "repetition_cpu-seed1"]),
+    "repetition-pg19": partial(_repetition, files=["repetition_gpu"]),
     "repetition-attached": partial(_repetition, files=["repetition-attached"]),
     "calibration": _calibration,
     "recall-loss": _recall_loss,
@@ -871,7 +874,18 @@ VIEWS: dict[str, View] = {
     "recall-short-in-domain": partial(_recall_short, corpus="wiki22k", in_domain=True),
     "recall-short-books": partial(_recall_short, corpus="pg19"),
     "recall-short-whole-books": partial(_recall_short, corpus="pg19", system="recall-book"),
-    "recall-windows": _recall_windows,
+    "recall-windows": partial(_recall_windows, files=["sweep-recall-windows", "recall-windows-in-domain"]),
+    "recall-1024": partial(
+        _recall_windows,
+        files=[
+            "sweep-controls",
+            "controls-in-domain",
+            "sweep-recall",
+            "recall-in-domain",
+            "sweep-recall-1024",
+            "recall-1024-in-domain",
+        ],
+    ),
     "recall-price": _recall_price,
     "recall-use": _recall_use,
     "gap-pg19": partial(gap.view, file="pretrained_gap-pg19", text="pg19:test"),

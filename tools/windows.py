@@ -6,7 +6,10 @@ python -m tools.windows docs/recall-windows.png
 from __future__ import annotations
 
 import math
+import statistics
 import sys
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from logpast.ledger import row as ledger
@@ -15,6 +18,8 @@ from logpast.reporting.plots import check_plot_path, remove_frame, write_plot
 from logpast.util.errors import UserError
 from tools import gap
 
+TESTS = "sweep-controls", "sweep-recall", "sweep-recall-1024"
+IN_DOMAIN = "controls-in-domain", "recall-in-domain", "recall-1024-in-domain"
 Line = list[tuple[int, float]]  # tokens that attention sees -> nats per token by which recall lowers the loss
 
 
@@ -37,20 +42,33 @@ def trained(results: Path) -> Line:
     return [(window, best["control", window] - best["recall", window]) for window in (64, 256, 1024)]
 
 
+def small(results: Path, tests: Sequence[str]) -> Line:
+    """GPT-2 Small, mean over the seeds of each window."""
+    losses = defaultdict(list)
+    for row in (row for test in tests for row in ledger.read(results / f"{test}.jsonl")):
+        model = row["recipe"]["model"]
+        if row["train_data"]["name"] == "wiki22k:rest" and model["system"] == "recent":
+            losses[model["window"], bool(model.get("recall"))].append(math.log(row["scores"]["ppl_token"]))
+    mean = {key: statistics.mean(values) for key, values in losses.items()}
+    return [(window, mean[window, False] - mean[window, True]) for window in (256, 1024)]
+
+
 def draw(results: Path, out: Path) -> None:
     from matplotlib.figure import Figure
 
     check_plot_path(out)
     wiki, books = (gap.read(results / f"pretrained_gap-{name}.json") for name in ("wiki", "pg19"))
-    lines = {
-        "30M parameters, 40M tokens, trained with it;\nWikiText-103 validation": (trained(results), CONTROL, "s--"),
-        "SmolLM2-135M, gates only; WikiText-103 test": (pretrained(wiki, "wikitext103:test"), RECALL, "o-"),
-        "…; wiki22k:test": (pretrained(wiki, "wiki22k:test"), MEMORY, "o-"),
-        "…; PG-19 test": (pretrained(books, "pg19:test"), NEUTRAL, "o-"),
-    }
+    lines = [
+        ("30M parameters, 40M tokens, trained with it;\nWikiText-103 validation", trained(results), CONTROL, "s--"),
+        ("GPT-2 Small, trained with it; WikiText-103 test", small(results, TESTS), RECALL, "s--"),
+        ("…; wiki22k:test", small(results, IN_DOMAIN), MEMORY, "s--"),
+        ("SmolLM2-135M, gates only; WikiText-103 test", pretrained(wiki, "wikitext103:test"), RECALL, "o-"),
+        ("…; wiki22k:test", pretrained(wiki, "wiki22k:test"), MEMORY, "o-"),
+        ("…; PG-19 test", pretrained(books, "pg19:test"), NEUTRAL, "o-"),
+    ]
     figure = Figure(figsize=(7.5, 3.4), layout="constrained")
     axis = figure.subplots()
-    for label, (line, colour, form) in lines.items():
+    for label, line, colour, form in lines:
         axis.plot(*zip(*line, strict=True), form, color=colour, label=label)
     axis.set_xscale("log", base=2)
     axis.set(xlabel="tokens that attention sees", ylabel="nats per token lower\nwith recall", ylim=(0, None))
