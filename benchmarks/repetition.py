@@ -12,8 +12,9 @@ tokens that add up to 95 %, and of all at a temperature of 0.8), and with the mo
                its earlier occurrence, as in a loop
 
 Intervals are bootstraps over prompts. `--limits` repeats the model's rows with other values of `model.recall_limit`,
-the most that copies may contribute to a prediction. `--checkpoint` may also be a folder that `logpast attach` wrote;
-without `--control` the control is then the model on its own, with copies limited to a millionth.
+the most that copies may contribute to a prediction; in one more row the model does not copy its own words.
+`--checkpoint` may also be a folder that `logpast attach` wrote; without `--control` the control is then the model on its
+own, with copies limited to a millionth.
 """
 
 from __future__ import annotations
@@ -106,10 +107,15 @@ def variants(
     model: LanguageModel, control: LanguageModel | None, limits: list[float] | None
 ) -> Iterator[tuple[str, Any, Any]]:
     """(name, model, limit of copies) of each model to generate with."""
-    for limit in limits or ([model.config.recall_limit] if model.config.recall else [None]):
-        if limit is not None:
+    if model.config.recall:
+        for limit in limits or [model.config.recall_limit]:
             model.recall.limit = limit
-        yield "model", model, limit
+            yield "model", model, limit
+        model.recall.limit, model.recall.copy_own = model.config.recall_limit, False
+        yield "model, own words not copied", model, model.config.recall_limit
+        model.recall.copy_own = True
+    else:
+        yield "model", model, None
     if not control:
         model.recall.limit = ALONE
     yield "control", control or model, None

@@ -12,11 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from logpast.data import TokenStore
 from logpast.generation import decode, generate, until_stop
 from logpast.models import LogMemoryConfig
 from logpast.models.stream import Stream
+from logpast.recall import OWN
 from logpast.training.checkpoint import find_checkpoint
 from logpast.training.config import DataConfig, OptimizerConfig, TrainConfig
 from logpast.training.loop import train
@@ -148,6 +150,16 @@ def test_an_interactive_session_remembers_lines_and_printed_answers(
     assert answers[0] == single
     assert any(answers[1:])
     assert text == f"And God{answers[0]}\nsaid, ü😀{answers[1]}{answers[2]}\nIn the{answers[3]}"
+
+
+def test_a_session_remembers_which_words_are_the_models(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    converse(trained, b"And God\nIn the\n", monkeypatch, save_state=tmp_path / "state")
+    ids = load_file(tmp_path / "state")["ids"][0]
+    own = find_checkpoint(trained).load_tokenizer().decode((ids[ids >= OWN] - OWN).tolist())
+    assert ids[0] >= OWN  # of the first answer
+    assert "".join(capsys.readouterr().out.split("\n")).endswith("".join(own.split("\n")))
 
 
 def test_reset_forgets_the_text_so_far(
@@ -327,6 +339,8 @@ def test_a_limit_on_copies_is_for_models_with_recall(trained: Path, tmp_path: Pa
     train(replace(config, model=replace(config.model, recall=50)))
     # untrained gates give n = 0 and longer matches in a repetitive prompt most of the weight
     texts = [generate(config.run, "And God " * 20, tokens=30, seed=1, recall_limit=limit) for limit in (1, 1e-9)]
+    assert texts[0] != texts[1]
+    texts = [generate(config.run, "And God ", tokens=200, seed=1, recall_own=own) for own in (True, False)]
     assert texts[0] != texts[1]
 
 

@@ -47,6 +47,7 @@ def generate(
     echo: bool = True,
     interactive: bool = False,
     recall_limit: Share | None = None,
+    recall_own: bool = False,
     device: str = "auto",
     follow: Path | None = None,
     load_state: Path | None = None,
@@ -77,8 +78,7 @@ def generate(
         prompt_file: read the prompt from this file ("-" is standard input), which may be as long as a book and is read
             as training text is: UTF-8, with LF as line end.
         tokens: how many tokens to generate at most; in an interactive session, per line.
-        temperature: sampling temperature; 0 always takes the most likely token. With recall, below 1 a model repeats
-            itself more than text does.
+        temperature: sampling temperature; 0 always takes the most likely token. Below 1 a model repeats itself more.
         top_k: sample from the k most likely tokens only.
         top_p: sample from the most likely tokens whose probabilities add up to this; null: from all.
         stop: end when one of these texts has been generated. It is not printed. The shell writes a line break as
@@ -91,7 +91,9 @@ def generate(
         interactive: read lines from the terminal or standard input and continue after each; see above. A prompt is the
             first line.
         recall_limit: of a model with recall, how much of each prediction may come from copies, above 0 and at most 1;
-            by default as trained. Less avoids verbatim repetition.
+            by default as trained.
+        recall_own: whether recall also copies what the model itself has written. It then repeats itself more than text
+            does; without it, hardly, but recall does not know what the model wrote before its window.
         device: auto, cpu, cuda or mps.
         follow: read this file ("-" is standard input) before the prompt, as training text is read.
         load_state: continue after the text whose state is in this file, which --save_state wrote with the same model.
@@ -110,7 +112,7 @@ def generate(
     _check_files(prompt, prompt_file, follow, interactive)
     ensure_all_writable({"--save_state": save_state}, prompt_file, follow)
     prompt = _valid_utf8(prompt) if prompt_file is None else "".join(_blocks(prompt_file))
-    model, tokenizer = load(checkpoint, device, recall_limit)
+    model, tokenizer = load(checkpoint, device, recall_limit, recall_own)
     count = samples or 1
     randoms = generators(seed, count)
     allowed = torch.from_numpy(tokenizer.is_text)  # no model of ours has learned when to predict end-of-text
@@ -142,7 +144,9 @@ def generate(
         return texts[0] if samples is None else texts
 
 
-def load(checkpoint: Path, device: str, recall_limit: float | None) -> tuple[LanguageModel, Tokenizer]:
+def load(
+    checkpoint: Path, device: str, recall_limit: float | None, recall_own: bool = True
+) -> tuple[LanguageModel, Tokenizer]:
     """A model to generate with, on its device, and its tokenizer."""
     found = find_model(checkpoint)
     tokenizer = found.load_tokenizer()
@@ -151,6 +155,8 @@ def load(checkpoint: Path, device: str, recall_limit: float | None) -> tuple[Lan
         if not model.config.recall:
             raise UserError(f"recall_limit is for models with recall, and {checkpoint} has none; leave it out")
         model.recall.limit = recall_limit
+    if model.config.recall:
+        model.recall.copy_own = recall_own
     return model, tokenizer
 
 
@@ -203,13 +209,15 @@ def _converse(
         elif re.fullmatch(r"/\w+", line):
             print(f"unknown command {line}; {RESET} forgets the text so far, Ctrl-D ends", file=sys.stderr)
         else:
-            shown = "\n" + line if line and (text or started) else line
+            shown, answer = "\n" + line if line and (text or started) else line, ""
+            read = tokenizer.encode(shown)
             with suppress(KeyboardInterrupt):
-                stream.push(tokenizer.encode(shown))
+                stream.push(read)
                 for piece in _printed(continue_text(stream)):
-                    shown += piece
-            text, stream = text + shown, Stream.from_state(stream.model, before)
-            stream.push(tokenizer.encode(shown))  # what was not printed is not remembered
+                    answer += piece
+            text, stream = text + shown + answer, Stream.from_state(stream.model, before)
+            stream.push(read)
+            stream.append(tokenizer.encode(answer), own=True)  # what was not printed is not remembered
         line = _read_line()
     return text, stream
 

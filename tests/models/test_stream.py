@@ -95,6 +95,27 @@ def test_many_short_pushes_between_predictions(system: type[ModelConfig], recall
 
 
 @pytest.mark.usefixtures("recall_as_on")
+@pytest.mark.parametrize("system", [RecentConfig, TransformerXLConfig])
+def test_own_words_are_read_but_copied_only_if_that_is_wanted(system: type[ModelConfig]) -> None:
+    model = random_model(system(recall=30, recall_orders=2, **SIZES))
+    model.recall.bias.data[1:] += 60  # copies are all of a prediction
+    copied = {}
+    for copy_own in (True, False):
+        model.recall.copy_own = copy_own
+        stream = Stream(model, 0)
+        stream.push([1, 2, 3, 4, 5])
+        for allowed in (7, 8, 7):
+            stream.step(generators(0, 1), Sampling(allowed=torch.arange(SIZES["vocabulary"]) == allowed))
+        later = Stream.from_state(model, stream.state())
+        torch.testing.assert_close(later.logits(), stream.logits(), rtol=1e-9, atol=1e-9)
+        assert stream.tokens(0, stream.length).tolist() == [[0, 1, 2, 3, 4, 5, 7, 8, 7]]
+        copied[copy_own] = set(torch.nonzero(stream.logits()[0].exp() > 1e-9)[:, 0].tolist())
+        stream.push([7])  # somebody else's word
+        assert stream.logits()[0, 7].exp() > 1e-9
+    assert copied == {True: {1, 2, 3, 4, 5, 7, 8}, False: {1, 2, 3, 4, 5}}
+
+
+@pytest.mark.usefixtures("recall_as_on")
 @pytest.mark.parametrize("config", SYSTEMS)
 def test_a_stream_continues_from_its_saved_state(config: ModelConfig, tmp_path: Path) -> None:
     """At any length, also beyond what is kept; with the same predictions, now and later."""

@@ -9,7 +9,9 @@ EDGES = [2, 7, 40]
 
 @pytest.mark.parametrize("length", [1, 2, 9, 80])
 def test_matches_are_those_of_the_definition(length: int) -> None:
-    ids = np.random.default_rng(length).integers(-1, 4, (2, length))
+    random = np.random.default_rng(length)
+    ids = random.integers(-1, 4, (2, length))
+    ids += matching.OWN * (ids >= 0) * random.integers(0, 2, ids.shape)
     queries = min(5, length)
     candidates, component = matching.compare(torch.from_numpy(ids), queries, 3, EDGES)
     by_candidate = [
@@ -28,7 +30,8 @@ def test_latest_followers_are_those_of_the_definition(
     length: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(matching, "COMPARISONS", at_once)
-    ids = np.random.default_rng(length).integers(4, size=(2, length))
+    random = np.random.default_rng(length)
+    ids = random.integers(4, size=(2, length)) + matching.OWN * random.integers(0, 2, (2, length))
     ids[:, 0] = -1  # as in a stream
     queries = min(5, length)
     found = matching.latest(torch.from_numpy(ids), queries, 3, 40)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from logpast.recall import naive
+from logpast.recall.matching import OWN
 from logpast.recall.past import Past
 
 
@@ -11,7 +12,8 @@ from logpast.recall.past import Past
 @pytest.mark.parametrize(("orders", "known"), [(0, 0), (1, 5), (4, 0), (4, 70)])
 def test_matches_are_those_of_the_definition(edges: list[int], orders: int, known: int) -> None:
     """However many of the tokens are there at the start."""
-    stream = [-1, *np.random.default_rng(0).integers(0, 3, 89).tolist()]
+    random = np.random.default_rng(0)
+    stream = [-1, *(random.integers(0, 3, 89) + OWN * random.integers(0, 2, 89)).tolist()]
     past = Past(stream[:known], orders, edges, 3)
     for end in range(known, len(stream) + 1):
         expected, found = naive.distribution(stream[:end], orders, edges, 3), np.zeros((orders + 1, len(edges), 3), int)

@@ -2,7 +2,8 @@
 
 The probability of each token is the one that scoring would give it: windows start at multiples of m, and the memory in
 front of a window is computed when the window starts. Keys and values are cached within a window. The state of a
-recurrent model is kept from segment to segment.
+recurrent model is kept from segment to segment. Only with `model.recall.copy_own` off do probabilities depend on who
+wrote a token.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from logpast.models.base import LanguageModel, Recurrent
 from logpast.models.decoder import KeyValueCache, Transformer
 from logpast.models.sampling import Sampling, generators
-from logpast.recall import RecallForm, matching
+from logpast.recall import OWN, RecallForm, matching
 from logpast.recall.past import Past
 from logpast.util.errors import UserError
 from logpast.util.files import atomic_write
@@ -64,7 +65,7 @@ class Stream:
         self._kept = model.window + self.past
         start = torch.as_tensor(first, dtype=torch.int32).reshape(-1, 1)
         start = start.expand(max(batch, len(start)), 1)
-        self._buffer = start.to(self._device, copy=True)  # ends with the last tokens, ≥ `_kept`
+        self._buffer = start.to(self._device, copy=True)  # ends with the last tokens, ≥ `_kept`, marked
         self._free = 0  # columns at its end
         self.carried = model.start(self.batch) if isinstance(model, Recurrent) else {}
         self.carried_tokens = 0  # that the state has read
@@ -82,9 +83,9 @@ class Stream:
             new = new[:, 1:]
         self.append(new)
 
-    def append(self, ids: Ids) -> None:
-        """`push` without a look at the first id."""
-        new = self._rows(ids)
+    def append(self, ids: Ids, own: bool = False) -> None:
+        """`push` without a look at the first id. `own` says that the model has written them, as `step` does."""
+        new = self._rows(ids) + OWN * own
         piece = self.model.window if isinstance(self.model, Recurrent) else max(1, new.shape[1])
         for first in range(0, new.shape[1], piece):
             self._append(new[:, first : first + piece])
@@ -109,7 +110,7 @@ class Stream:
     def _append(self, new: NDArray[np.int32]) -> None:
         count = new.shape[1]
         if count > self._free:
-            kept = self.tokens(max(0, self.length - self._kept), self.length)
+            kept = self._marked(max(0, self.length - self._kept), self.length)
             self._free = max(kept.shape[1], 64) + count
             self._buffer = torch.cat([kept, kept.new_empty(self.batch, self._free)], dim=1)
         end = self._buffer.shape[1] - self._free
@@ -132,8 +133,13 @@ class Stream:
 
     def tokens(self, start: int, stop: int) -> Tensor:
         """(B, stop − start), int32: the tokens at these positions; -1 before the first."""
-        shift, missing = self._buffer.shape[1] - self._free - self.length, max(0, -start)
-        return F.pad(self._buffer[:, shift + start + missing : shift + stop], (missing, 0), value=-1)
+        missing = max(0, -start)
+        return F.pad(self._marked(start + missing, stop) & ~OWN, (missing, 0), value=-1)
+
+    def _marked(self, start: int, stop: int) -> Tensor:
+        """`tokens`, with `OWN` added to those that the model has written; start is not negative."""
+        shift = self._buffer.shape[1] - self._free - self.length
+        return self._buffer[:, shift + start : shift + stop]
 
     def logits(self) -> Tensor:
         """Logits (B, V) of the next token of each text. With recall, log-probabilities of the mixture."""
@@ -177,7 +183,7 @@ class Stream:
         if logits.isnan().any():
             raise UserError("the model's predictions are NaN: its training diverged; use an earlier checkpoint")
         sampled = (sampling or Sampling()).draw(logits, randoms)
-        self.append([[token] for token in sampled])
+        self.append([[token] for token in sampled], own=True)
         return sampled, logits
 
     def sample(self, randoms: Sequence[np.random.Generator], sampling: Sampling | None = None) -> Iterator[list[int]]:
@@ -214,7 +220,7 @@ class Stream:
 
     def state(self) -> dict[str, Tensor]:
         """All that is needed to continue the texts later, as `from_state` does."""
-        ids = self.tokens(max(0, self.length - self._kept), self.length)
+        ids = self._marked(max(0, self.length - self._kept), self.length)
         lengths = torch.tensor([self.length, self.carried_tokens])
         return {"model": self._model_hash(), "ids": ids.cpu().clone(), "lengths": lengths} | {
             f"state.{name}": value for name, value in self.carried.items()
@@ -240,7 +246,7 @@ class Stream:
         if ids.shape[1] != min(stream.length, stream._kept):
             raise UserError(f"it has {ids.shape[1]} ids of {stream.length}; give a file that save wrote")
         vocabulary = model.table.num_embeddings
-        if wrong := ids[(ids < 0) | (ids >= vocabulary)].tolist()[:1]:
+        if wrong := ids[(ids < 0) | (ids & ~OWN >= vocabulary)].tolist()[:1]:
             raise UserError(
                 f"its ids have {wrong[0]}, beyond the vocabulary of {vocabulary}; give a file that save wrote"
             )
@@ -337,7 +343,7 @@ class Stream:
 
     def _known(self, start: int, stop: int) -> Tensor:
         """`tokens` for recall, to which the first of a text is missing."""
-        tokens = self.tokens(start, stop)
+        tokens = self.tokens(start, stop) if self.model.recall.copy_own else self._marked(start, stop)
         return tokens if start else tokens.masked_fill(torch.arange(stop, device=tokens.device) == 0, -1)
 
 

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logpast.recall import index, matching
+from logpast.recall.matching import OWN
 from logpast.recall.past import Past
 from logpast.util.precision import accumulation_dtype, full_precision
 from logpast.util.validation import Count, PositiveInt, validate_fields
 
-__all__ = ["Recall", "RecallForm"]
+__all__ = ["OWN", "Recall", "RecallForm"]
 
 NEAR = 64  # the first lag bin ends here; the others are log-spaced
 
@@ -67,11 +68,15 @@ class Recall(nn.Module):
             cannot take over. It may be changed at any time.
         pretrained: whether the model is trained already. Then the gates start open for long matches, so that recall
             gains before they are fitted, and keeps facts afterwards; otherwise they start alike.
+
+    Attributes:
+        copy_own: whether a `Stream` also copies what the model itself has written there. Without it, generated text
+            hardly repeats itself, and its probabilities are no longer those of scoring. Set it before a stream begins.
     """
 
     def __init__(self, width: int, form: RecallForm, limit: float = 1.0, pretrained: bool = True) -> None:
         super().__init__()
-        self.form, self.limit, self.pretrained = form, limit, pretrained
+        self.form, self.limit, self.pretrained, self.copy_own = form, limit, pretrained, True
         lengths = torch.arange(form.orders + 1.0).repeat_interleave(len(form.edges))
         components = len(lengths)
         if pretrained:  # fitted to SmolLM2-135M and books: docs/results/pretrained.md
@@ -143,7 +148,8 @@ class Recall(nn.Module):
         Args:
             hidden: (B, Q, d) last hidden states of the last Q tokens.
             log_probs: (B, Q, V) the model's own log-probabilities there.
-            ids: (B, T) all tokens so far, oldest first, T ≥ Q. A negative id is a missing token.
+            ids: (B, T) all tokens so far, oldest first, T ≥ Q. A negative id is a missing token. One with `OWN` added
+                is not copied.
         """
         found = []
         for numbers, known in matching.parts(ids, hidden.shape[1], self.form.reach):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+OWN = 2**30  # added to the id of a token that is compared as any other, but never copied
 COMPARISONS = 2**24  # made at once, which bounds the memory needed
 
 
@@ -30,12 +31,16 @@ class Matches(NamedTuple):
 
 
 def compare(ids: Tensor, queries: int, orders: int, edges: Sequence[int]) -> Matches:
-    """The matches of the last `queries` tokens of ids (B, T), oldest first; a negative id is a missing token."""
+    """The matches of the last `queries` tokens of ids (B, T), oldest first; a negative id is a missing token, and one
+    with `OWN` added is no candidate.
+    """
     bins, reach, above = len(edges), edges[-1], (orders + 1) * len(edges)
     ids = F.pad(ids[:, max(0, ids.shape[1] - queries - reach - orders) :].int(), (orders, 0), value=-1)
     size = ids.shape[1]
     first = max(orders, size - queries - reach + 1)
-    candidates, same, length = ids[:, first:], torch.tensor(True), torch.tensor(0, dtype=torch.int32)
+    candidates, ids = ids[:, first:], ids & ~OWN
+    candidates = candidates.masked_fill(candidates >= OWN, -1)
+    same, length = torch.tensor(True), torch.tensor(0, dtype=torch.int32)
     for back in range(orders):
         now, then = ids[:, size - queries - back : size - back], ids[:, first - 1 - back : size - 1 - back]
         same = same & (now.masked_fill(now < 0, -2).unsqueeze(2) == then.unsqueeze(1))

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from logpast.recall.matching import OWN
+
 MULTIPLIER = 0x9E3779B97F4A7C15  # odd, 64 bits
 
 
@@ -34,7 +36,7 @@ class Found(NamedTuple):
 
 
 class Past:
-    """An index of one text. A negative id is a missing token.
+    """An index of one text. A negative id is a missing token, and one with `OWN` added is compared, but no candidate.
 
     Args:
         ids: the text so far.
@@ -58,7 +60,7 @@ class Past:
         for row, bounds in zip(self.everywhere, zip([0, *edges[:-1]], edges, strict=True), strict=True):
             nearest, farthest = (max(0, len(ids) - lag) for lag in bounds)
             part = self._ids[farthest + orders + 1 : nearest + orders + 1]
-            row += np.bincount(part[part >= 0], minlength=vocabulary)
+            row += np.bincount(part[_copied(part)], minlength=vocabulary)
         self._totals = self.everywhere.sum(1, dtype=np.int64)
 
     def _set(self, ids: NDArray[np.int64]) -> None:
@@ -66,6 +68,7 @@ class Past:
         capacity = max(1024, len(ids) // 2)
         self._size, self._ids = len(ids), np.concatenate([self._pad, ids, np.empty(capacity, np.int64)])
         self._positions: dict[int, Any] = defaultdict(lambda: array("q"))
+        ids = ids & ~OWN
         order = np.argsort(ids, kind="stable")
         tokens, starts = np.unique(ids[order], return_index=True)
         for token, start, stop in zip(tokens.tolist(), starts, [*starts[1:], len(ids)], strict=False):
@@ -109,7 +112,7 @@ class Past:
     def _gram(self, end: int, size: int) -> list[int]:
         """The tokens up to this position."""
         last = len(self._pad) + end + 1
-        return self._ids[last - size : last].tolist()
+        return (self._ids[last - size : last] & ~OWN).tolist()
 
     def append(self, token: int) -> None:
         """Add a token to the text."""
@@ -119,7 +122,7 @@ class Past:
             kept = int(self.edges[-1]) + self.orders
             self._set(self._ids[first + max(0, self._size - kept) :])
         self._ids[first + self._size] = token
-        self._positions[token].append(self._size)
+        self._positions[token & ~OWN].append(self._size)
         if self._linked:
             self._append_links(self._size)
         self._size += 1
@@ -132,27 +135,27 @@ class Past:
                     self._count(bin_ + 1, moved, 1)
 
     def _count(self, bin_: int, token: int, change: int) -> None:
-        if token >= 0:
+        if _copied(token):
             self.everywhere[bin_, token] += change
             self._totals[bin_] += change
 
     @cached_property
     def found(self) -> Found:
         end, first = self._size - 1, len(self._pad)
-        token = int(self._ids[first + end]) if self._size else -1
+        token = self._gram(end, 1)[0] if self._size else -1
         if token < 0 or not self.orders:
             return Found(*np.empty((3, 0), np.int64))
         places = np.frombuffer(self._positions[token], np.int64)[:-1]
         places = places[np.searchsorted(places, end - self.edges[-1]) :]
         lengths, alive = np.ones(len(places), np.int64), np.arange(len(places))
         for back in range(1, self.orders):
-            now = self._ids[first + end - back]
-            alive = alive[(self._ids[first + places[alive] - back] == now) & (now >= 0)]
+            now, then = self._ids[first + end - back] & ~OWN, self._ids[first + places[alive] - back] & ~OWN
+            alive = alive[(then == now) & (now >= 0)]
             lengths[alive] += 1
         candidates, bins = self._ids[first + 1 + places], np.searchsorted(self.edges, end - places)
-        exists = candidates >= 0
-        if not exists.all():
-            candidates, lengths, bins = candidates[exists], lengths[exists], bins[exists]
+        copied = _copied(candidates)
+        if not copied.all():
+            candidates, lengths, bins = candidates[copied], lengths[copied], bins[copied]
         return Found(candidates, lengths, bins)
 
     def counts(self) -> NDArray[np.int64]:
@@ -172,8 +175,13 @@ class Past:
             gram, number = self._gram(end, back + 1), self._links[end * self.orders + back]
             while (place := number // self.orders) >= max(0, end - int(self.edges[-1])):
                 follower = self._ids[first + place + 1]
-                if number % self.orders == back and follower >= 0 and self._gram(place, back + 1) == gram:
+                if number % self.orders == back and _copied(follower) and self._gram(place, back + 1) == gram:
                     followers[back] = follower
                     break
                 number = self._links[number]
         return followers
+
+
+def _copied(ids: Any) -> Any:
+    """Whether each id is a candidate."""
+    return (ids >= 0) & (ids < OWN)

@@ -287,7 +287,7 @@ class Completions:
     def _keep(self, response: str, before: dict[str, Tensor], text: str) -> None:
         """Keep the state after a prompt and the text of its answer."""
         stream = Stream.from_state(self.model, before)
-        stream.append(self.tokenizer.encode(text))
+        stream.append(self.tokenizer.encode(text), own=True)
         self.states[response] = stream.state()
         while len(self.states) > self.kept:
             self.states.popitem(last=False)

@@ -42,6 +42,7 @@ def serve(
     follow: Path | None = None,
     load_state: Path | None = None,
     recall_limit: Share | None = None,
+    recall_own: bool = False,
     device: str = "auto",
     max_active: PositiveInt = 8,
     max_waiting: Count = 64,
@@ -72,6 +73,8 @@ def serve(
             --save_state` wrote with the same model.
         recall_limit: of a model with recall, how much of each prediction may come from copies, above 0 and at most 1;
             by default as trained.
+        recall_own: whether recall also copies what the model itself has written, in this answer and in the answers that
+            a request continues (previous_response_id).
         device: auto, cpu, cuda or mps.
         max_active: requests that are computed at a time; they take turns, one token each.
         max_waiting: further requests that may wait; more are refused with status 503.
@@ -94,7 +97,7 @@ def serve(
     with listening:
         if follow is not None:
             ensure_readable(follow)
-        model, tokenizer = load(checkpoint, device, recall_limit)
+        model, tokenizer = load(checkpoint, device, recall_limit, recall_own)
         threads = thread_count(model.parameter_count())
         with cpu_threads(threads):
             stream = open_stream(model, tokenizer, load_state, follow)
