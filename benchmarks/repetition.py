@@ -13,8 +13,8 @@ tokens that add up to 95 %, and of all at a temperature of 0.8), and with the mo
 
 Intervals are bootstraps over prompts. `--limits` repeats the model's rows with other values of `model.recall_limit`,
 the most that copies may contribute to a prediction; in one more row the model does not copy its own words.
-`--checkpoint` may also be a folder that `logpast attach` wrote; without `--control` the control is then the model on its
-own, with copies limited to a millionth.
+`--checkpoint` may also be a folder that `logpast attach` wrote; without `--control` the control is then the model on
+its own, with copies limited to a millionth.
 """
 
 from __future__ import annotations

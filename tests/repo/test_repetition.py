@@ -53,7 +53,7 @@ def test_rows_of_the_text_and_of_each_model(
     monkeypatch.setattr(sys, "argv", [*words, "--limits", "1", "0.5", "--decoding", *chosen])
     repetition.main()
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    kinds = [("model", 1), ("model", 0.5), ("control", None)]
+    kinds = [("model", 1), ("model", 0.5), ("model, own words not copied", 1), ("control", None)]
     expected = [(kind, how, limit) for how in chosen for kind, limit in kinds]
     assert [(row["of"], row.get("decoding"), row.get("limit")) for row in rows] == [("text", None, None), *expected]
     starts = np.linspace(0, len(store) - 32, 3).astype(int)
