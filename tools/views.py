@@ -868,6 +868,7 @@ VIEWS: dict[str, View] = {
     "repetition": partial(_repetition, files=["repetition_cpu", "repetition_cpu-seed1"]),
     "repetition-pg19": partial(_repetition, files=["repetition_gpu"]),
     "repetition-attached": partial(_repetition, files=["repetition-attached"]),
+    "repetition-own": partial(_repetition, files=["repetition-own"]),
     "calibration": _calibration,
     "recall-loss": _recall_loss,
     "recall-short": partial(_recall_short, corpus="wiki22k"),
