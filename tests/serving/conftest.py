@@ -37,8 +37,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> Path:
 
 @pytest.fixture(scope="package")
 def parts(run: Path) -> Any:
-    """The model and its tokenizer."""
-    model, tokenizer = load(run, "cpu", None)
+    """The model and its tokenizer, as `serve` loads them."""
+    model, tokenizer = load(run, "cpu", None, recall_own=False)
     return SimpleNamespace(model=model, tokenizer=tokenizer)
 
 

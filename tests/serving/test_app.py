@@ -114,7 +114,7 @@ def test_logprobs_are_those_of_the_model(server: Any, parts: Any) -> None:
         assert found.token_logprobs[number] == pytest.approx(float(log_probs[expected]), abs=1e-4)
         best = sorted(found.top_logprobs[number].values(), reverse=True)
         assert best == pytest.approx(log_probs.topk(3).values.tolist(), abs=1e-4)
-        stream.push([expected])
+        stream.append([expected], own=True)
     for token, start in zip(found.tokens, found.text_offset, strict=True):
         assert token.startswith("bytes:") or choice.text[start:].startswith(token)
     pieces = [piece.choices[0].logprobs for piece in complete(server, logprobs=3, max_tokens=8, stream=True)]
@@ -148,13 +148,13 @@ def test_a_stored_text_is_continued_without_sending_it_again(serving: Serving, p
         third = complete(server, " the", extra_body={"previous_response_id": second.id})
     stream = parts.model.stream(parts.tokenizer.eot)
     for piece in ("In the beginning", "And God", first.choices[0].text, " And"):
-        stream.push(parts.tokenizer.encode(piece))
+        stream.append(parts.tokenizer.encode(piece), own=piece == first.choices[0].text)
     beginning, settings = stream.state(), {"seed": 3, "allowed": parts.tokenizer.is_text}
     assert parts.tokenizer.decode(stream.generate(20, **settings)[0]) == second.choices[0].text
     assert again.choices[0].text == second.choices[0].text
     stream = Stream.from_state(parts.model, beginning)
     for piece in (second.choices[0].text, " the"):
-        stream.push(parts.tokenizer.encode(piece))
+        stream.append(parts.tokenizer.encode(piece), own=piece == second.choices[0].text)
     assert parts.tokenizer.decode(stream.generate(20, **settings)[0]) == third.choices[0].text
 
 
